@@ -115,16 +115,16 @@ class Corpus:
     def load(cls, path: Path, identity: Mapping[str, str]) -> Corpus:
         """Maps a file; raises ValueError if it is damaged or holds another tokenizer's ids."""
         _, tensors = read_identified(path, identity, VERSION, _unfit)
-        tokens = tensors.get("tokens", torch.empty(0)).numpy()
-        order = tensors.get("order", torch.empty(0)).numpy()
-        types = {tokens.dtype, order.dtype}
-        if tokens.ndim != 1 or tokens.shape != order.shape or types != {np.dtype(np.int32)}:
+        tokens = tensors.get("tokens", torch.empty(0))
+        order = tensors.get("order", torch.empty(0))
+        alike = tokens.ndim == 1 and len(tokens) > 0 and tokens.shape == order.shape
+        if not alike or {tokens.dtype, order.dtype} != {torch.int32}:
             raise _unfit(
                 path,
-                f"holds tokens {tokens.dtype} {tokens.shape} and order {order.dtype} "
-                f"{order.shape}; two of (N,) int32 are needed",
+                f"holds tokens {tokens.dtype} {list(tokens.shape)} and order {order.dtype} {list(order.shape)}; two "
+                "of [N] int32 are needed",
             )
-        return cls(tokens, order)
+        return cls(tokens.numpy(), order.numpy())
 
 
 def _unfit(path: Path, why: str) -> ValueError:
@@ -159,7 +159,7 @@ def tokens_in(path: Path) -> int | None:
     try:
         with safe_open(path, framework="np") as file:
             return int(file.get_slice("tokens").get_shape()[0])
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError, IndexError):
         return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import re
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from longgraft.config.file_errors import reason
 from longgraft.config.identified_file import save_identified
 from longgraft.prefill.prefixes import FINAL, HIDDEN, RANKED, RANKS, Cell, report_names
 from longgraft.protocol.observation import Wants
+from longgraft.runtime.byte_rows import BYTES
 
 # The file's metadata key and format.
 KIND = "longgraft prefix"
 VERSION = "1"
 IDS = "ids"
+RANK_TYPES = torch.int32, torch.int64
 # Label -> the option of load.
 OPTIONS = {"dtype": "dtype", "cache": "kv_dtype", "drafter window": "draft_window"}
 # What an identity without these labels means.
@@ -100,16 +103,24 @@ def load(path: Path, needed: Needed, device: torch.device) -> tuple[list[int], C
                 raise _unfit(path, f"{problem}; a prefix of format {VERSION} is needed")
             _check(path, about, needed, file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
         raise _unfit(path, f"cannot be read: {reason(error)}") from error
     ids = tensors.pop(IDS, torch.empty(0))
     if _digest({IDS: ids, **tensors}) != about.get("digest"):
         raise _unfit(path, "was changed after it was made")
-    if not 0 <= int(ids.min()) <= int(ids.max()) < needed.vocab:
-        raise _unfit(
-            path, f"holds ids from {int(ids.min())} to {int(ids.max())}, and the vocabulary has {needed.vocab:,}"
-        )
+    if ids.ndim != 1 or ids.dtype != torch.int64 or not len(ids):
+        raise _unfit(path, f"holds token ids as {ids.dtype} {list(ids.shape)}, and a list of int64 is needed")
+    for name, rows in tensors.items():
+        if not _is_rows(name, rows, len(ids)):
+            raise _unfit(
+                path, f"holds {name} as {rows.dtype} {list(rows.shape)}, which are no rows of {len(ids):,} tokens"
+            )
     ranks = f"/{RANKS}"
+    for tokens in (ids, tensors.get(ranks, ids)):
+        least = int(tokens.min())
+        most = int(tokens.max())
+        if not 0 <= least <= most < needed.vocab:
+            raise _unfit(path, f"holds ids from {least} to {most}, and the vocabulary has {needed.vocab:,}")
     if ranks in tensors:
         tensors[ranks] = tensors[ranks][:, : needed.wants.topk]  # best first
     wanted = {}
@@ -149,6 +160,22 @@ def _check(path: Path, about: Mapping[str, str], needed: Needed, file: Any) -> N
         raise _unfit(path, f"holds no {lacks[0]} {source}, and method {needed.method} needs them", needed.method)
 
 
+def _is_rows(name: str, rows: Tensor, tokens: int) -> bool:
+    """Tells if a tensor of this name, and of a file with so many tokens, has the right form.
+
+    Rows of a cache are [1, heads, tokens, size]; those of reports are [tokens, ...].
+    """
+    owner, _, kind = name.partition("/")
+    if owner:
+        right_type = rows.is_floating_point() or rows.dtype == BYTES
+        known = re.fullmatch(r"\d+\.(keys|values)", kind)
+        return bool(known) and right_type and rows.ndim == 4 and rows.shape[0] == 1 and rows.shape[2] == tokens
+    if kind == RANKED:
+        return rows.dtype == torch.bool and rows.shape == (tokens,)
+    right_type = rows.dtype in RANK_TYPES if kind == RANKS else rows.is_floating_point()
+    return right_type and rows.ndim == 2 and len(rows) == tokens and bool(rows.shape[1])
+
+
 def _words(tensor: str) -> str:
     """Returns a report's name for messages."""
     name = tensor[1:]
@@ -173,9 +200,32 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     """Returns a fingerprint of names, dtypes, shapes and the CRC-32 of all values."""
 
     def described(name: str, rows: Tensor) -> tuple[str, str, tuple[int, ...], int]:
-        return name, str(rows.dtype), tuple(rows.shape), zlib.crc32(rows.contiguous().view(torch.uint8).numpy().data)
+        return name, str(rows.dtype), tuple(rows.shape), zlib.crc32(rows.flatten().view(torch.uint8).numpy().data)
 
     return hashlib.sha256(repr(sorted(map(described, tensors, tensors.values()))).encode()).hexdigest()[:16]
+
+
+def check_alike(path: Path, rows: Cell, own: Cell) -> None:
+    """Raises ValueError if a file's rows differ in names, sizes or dtypes from rows that the session made itself.
+
+    Args:
+        path: The file.
+        rows: Its rows.
+        own: Rows of other tokens, of the same caches and reports or of some.
+    """
+    for owner, own_rows in (*own.caches.items(), ("", own.reports)):
+        file_rows = rows.caches[owner] if owner else rows.reports
+        if owner and set(file_rows) != set(own_rows):
+            raise _unfit(path, f"holds rows of the {owner} for other layers than it has")
+        axis = 2 if owner else 0
+        for name, made in own_rows.items():
+            found = file_rows[name]
+            if found.dtype != made.dtype or found.select(axis, 0).shape != made.select(axis, 0).shape:
+                raise _unfit(
+                    path,
+                    f"holds {owner}/{name} as {found.dtype} {list(found.shape)}, and this session makes {made.dtype} "
+                    f"{list(made.shape)}",
+                )
 
 
 def _unfit(path: Path, why: str, method: str = "", remedy: str = "") -> ValueError:

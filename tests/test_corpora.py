@@ -11,13 +11,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from toys.commands import run
 from toys.models import toy_target
 from toys.served import asking, characters, text_session
 from toys.sessions import answered, toy_prompt, toy_session
 
 import longgraft
-from longgraft.corpora import PASSAGE, PASSAGES, Corpus, changing, corpus_path
+from longgraft.config.identified_file import save_identified
+from longgraft.corpora import PASSAGE, PASSAGES, VERSION, Corpus, changing, corpus_path, tokens_in
 from longgraft.memories.continuations import ORDERS
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.methods.assembly import load_needs
@@ -116,7 +118,7 @@ def test_a_corpus_of_another_tokenizer_or_half_a_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"belongs to tokenizer 'mine', and 'theirs' is loaded. Remove it"):
         Corpus.load(path, {"tokenizer": "theirs"})
     replace(made, order=made.order[:2]).save(path, IDENTITY)
-    with pytest.raises(ValueError, match=r"'ours' holds tokens int32 \(3,\) and order int32 \(2,\)"):
+    with pytest.raises(ValueError, match=r"'ours' holds tokens torch.int32 \[3\] and order torch.int32 \[2\]"):
         Corpus.load(path, IDENTITY)
     made.save(path, IDENTITY)
     path.write_bytes(path.read_bytes()[:-4])
@@ -125,6 +127,33 @@ def test_a_corpus_of_another_tokenizer_or_half_a_file_is_refused(tmp_path):
             Corpus.load(broken, IDENTITY)
     with pytest.raises(ValueError, match="The text has 0 tokens"):
         Corpus.build(np.array([], dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        torch.zeros(0, dtype=torch.int32),
+        torch.tensor(5, dtype=torch.int32),
+        torch.zeros(3, 1, dtype=torch.int32),
+        torch.zeros(3, dtype=torch.bfloat16),
+        torch.zeros(3, dtype=torch.int64),
+    ],
+    ids=str,
+)
+def test_a_crafted_corpus_is_refused_in_one_sentence(tokens, tmp_path):
+    path = tmp_path / "ours.safetensors"
+    save_identified(path, {"tokens": tokens, "order": tokens.clone()}, {"version": VERSION}, IDENTITY)
+    with pytest.raises(ValueError, match=r"^Corpus 'ours' holds tokens .*; two of \[N\] int32 are needed\. Remove it"):
+        Corpus.load(path, IDENTITY)
+    assert tokens_in(path) == (len(tokens) if tokens.ndim else None)  # `longgraft corpus` lists damaged ones, too
+
+
+def test_an_identity_of_200_000_brackets_is_refused(tmp_path):
+    path = tmp_path / "ours.safetensors"
+    for identity in ("[" * 200_000, "[]", "5"):
+        save_file({"tokens": torch.zeros(1)}, path, {"version": VERSION, "identity": identity})
+        with pytest.raises(ValueError, match=r"^Corpus 'ours' cannot be read: its identity.* Remove it"):
+            Corpus.load(path, IDENTITY)
 
 
 def test_files_are_added_kept_listed_and_removed(tmp_path, capsys, monkeypatch):

@@ -92,6 +92,16 @@ def test_a_chat_is_refused_by_its_wrong_message(message, said):
         Encoder(characters(), 96, "toy").encode([{"role": "user", "content": "hi"}, message])
 
 
+@pytest.mark.parametrize(
+    "template", ["{{ messages[0].content.absent.more }}", "{{" + "(" * 50_000 + ")" * 50_000 + "}}"]
+)
+def test_a_template_that_fails_is_refused_in_one_sentence(template):
+    tokenizer = characters()
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=r"^The model's chat template refuses these messages: "):
+        Encoder(tokenizer, 96, "toy").encode([{"role": "user", "content": "hi"}])
+
+
 @pytest.mark.parametrize("spaced", [True, False])
 def test_text_that_follows_other_text_has_only_its_own_space(spaced):
     tokenizer = byte_tokenizer(spaced=spaced)

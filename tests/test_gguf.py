@@ -7,11 +7,12 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from toys.commands import run
-from toys.gguf_files import END, SPECIAL, TEMPLATE, TURN, write_gguf
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from toys.gguf_files import END, SPECIAL, TEMPLATE, TURN, divisor, write_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 import longgraft
 from longgraft.config.settings import Pair
@@ -149,7 +150,7 @@ REFUSED = {
     "cut in its header": (lambda path: [write_gguf(path), cut(path, 500)], r"GGUF file .* is cut or damaged"),
     "that is none": (
         lambda path: path.write_bytes(b"version https://git-lfs" + b"0" * 100),
-        r"GGUF file .* is cut or damaged \(GGUF magic invalid\)\. Download",
+        r"GGUF file .* is cut or damaged \(it is a Git LFS pointer, without the weights\)\. Download",
     ),
     "in parts": (
         lambda path: write_gguf(path, split__count=3),
@@ -188,6 +189,18 @@ REFUSED = {
         lambda path: write_gguf(path, divided=8.0, llama__rope__freq_base=7),
         r"Model '.*' has rope_freqs.weight, which transformers drops from GGUF",
     ),
+    "with more layers than tensors": (
+        lambda path: write_gguf(path, llama__block_count=41),
+        r"GGUF file .* is cut or damaged \(llama.block_count says 41 layers, and there are tensors of 4\)\. Download",
+    ),
+    "with fewer layers than tensors": (
+        lambda path: write_gguf(path, llama__block_count=3),
+        r"GGUF file .* is cut or damaged \(llama.block_count says 3 layers, and there are tensors of 4\)\. Download",
+    ),
+    "without a number of layers": (
+        lambda path: write_gguf(path, llama__block_count=[4]),
+        r"GGUF file .* is cut or damaged \(llama.block_count says 0 layers, and there are tensors of 4\)",
+    ),
     "that is not there": (lambda path: None, r"GGUF file .* does not exist\. Give a file, a folder"),
 }
 
@@ -217,6 +230,22 @@ def test_special_tokens_that_a_file_does_not_have_are_left_out(tmp_path):
     tokenizer = session.tokenizer
     assert tokenizer.bos_token is None and tokenizer.pad_token is None and tokenizer.tokenize("the") == ["t", "he"]
     assert torch.equal(session.target.model(IDS).logits, written(IDS).logits)
+
+
+def test_frequencies_in_float16_are_read_as_in_float32():
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    config = LlamaConfig(hidden_size=64, num_attention_heads=1, rope_parameters=rope)
+    divisors = np.array([divisor(5e5 ** (n / 32), 8.0) for n in range(32)], np.float16)
+    tensor = SimpleNamespace(name="rope_freqs.weight", data=divisors)
+    gguf_header.restore_rope(config, SimpleNamespace(tensors=[tensor]), "toy")
+    assert (config.rope_parameters["rope_type"], config.rope_parameters["factor"]) == ("llama3", 8.0)
+
+
+def test_a_special_token_beyond_the_vocabulary_is_left_out_with_a_note(tmp_path, capsys):
+    write_gguf(tmp_path / "toy.gguf", tokenizer__ggml__bos_token_id=7_000, tokenizer__ggml__unknown_token_id=2**32 - 1)
+    assert load(tmp_path / "toy.gguf").tokenizer.bos_token is None
+    notes = re.findall("longgraft: (.*) of toy.gguf is (.*), which is none of its", capsys.readouterr().err)
+    assert notes == [("tokenizer.ggml.bos_token_id", "7,000")]
 
 
 @pytest.mark.parametrize("name", ["sha256-4c27e0f5b5adf02ac956c7322bd2ee7636fe3f45a8512c9aba5385242cb6e09a", "toy.bin"])

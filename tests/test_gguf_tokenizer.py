@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,16 @@ def test_texts_are_split_by_the_rule_that_the_file_names(rule, pieces, tmp_path)
     found = tokenizer.convert_ids_to_tokens(tokenizer("\n\n1234  aB").input_ids)
     assert found == pieces
     assert tokenizer.decode(tokenizer("\n\n1234  aB").input_ids, skip_special_tokens=True) == "\n\n1234  aB"
+
+
+def test_a_file_without_a_rule_is_read_with_a_note_once(tmp_path, capsys):
+    read(tmp_path / "named.gguf", tokenizer__ggml__pre="gpt-2")
+    assert "longgraft:" not in capsys.readouterr().err
+    read(tmp_path / "toy.gguf")
+    said = r"longgraft: .*toy.gguf does not name the rule by which it splits texts \(tokenizer.ggml.pre\), .*\n"
+    assert re.search(said, capsys.readouterr().err)
+    read(tmp_path / "toy.gguf")
+    assert "longgraft:" not in capsys.readouterr().err
 
 
 TEXT = "It's 12345678 na\u00efve camelCaseWORD.\n\n 1. f(x)\t\u4e2d\u6587 \u00ef \ud55c <a|b>\r\n  don't"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import product
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from longgraft.yarn_drafters.known_heads import find_head, known_targets
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
+from longgraft.yarn_drafters.scaling import rope_of
 
 TARGET = TargetShape(layers=12, hidden=32, vocab=64)
 BASE = {
@@ -108,6 +110,16 @@ LAYOUTS = {  # config, (our prefix, prefix in the file), options of the head, ex
         {"rope": Rope(1e6), "feature_layers": (1, 5, 10), **NORMS},
     ),
 }
+
+
+def test_an_absent_epsilon_is_that_of_the_producers_code(tmp_path):
+    assert load_head(mend(tmp_path, config={"rms_norm_eps": None}), TARGET).config.rms_eps == 1e-6
+
+
+@pytest.mark.parametrize(("layout", "factor"), [("specforge", 0.1 * 0.5 * math.log(32) + 1), ("speculators", None)])
+def test_an_mscale_alone_is_read_as_its_producer_reads_it(layout, factor):
+    """SpecForge takes 0 for mscale_all_dim; transformers ignores the one without the other."""
+    assert rope_of({"rope_scaling": YARN_64K | {"mscale": 0.5}}, layout).attention_factor == factor
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -249,6 +261,7 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
         ({"rope_scaling": YARN | {"factor": 0.5}}, "factor is 0.5; it must be a number from 1 to 1,048,576"),
         ({"rope_scaling": YARN | {"original_max_position_embeddings": 0.5}}, "original_max_position_embeddings is 0.5"),
         ({"rope_scaling": YARN | {"beta_fast": -3}}, "beta_fast is -3"),
+        ({"rope_scaling": YARN | {"beta_slow": 0}}, "beta_slow is 0"),
         ({"rope_scaling": YARN | {"mscale": -90.0, "mscale_all_dim": 1.0}}, "scale the head's attention"),
         (
             {
@@ -332,7 +345,7 @@ def test_the_layers_of_a_speculators_config_are_checked_too(tmp_path, config, sa
         {"sliding_window": None, "use_sliding_window": False, "max_position_embeddings": None, "vocab_size": None},
         {"num_hidden_layers": 40},
         {"num_hidden_layers": 12},
-        {"rms_norm_eps": None, "norm_before_residual": None},
+        {"norm_before_residual": None},
     ],
 )
 def test_entries_that_published_configs_omit_or_have_wrong_come_from_the_tensors(tmp_path, config):

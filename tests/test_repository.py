@@ -105,6 +105,24 @@ def test_a_changed_ignore_file_counts_at_once(tmp_path):
         assert list(found.sources("near.py")[0]) == left
 
 
+def test_folders_that_cannot_be_read_are_counted(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("a = 1\n")
+    for name in ("closed", "deleted"):
+        (tmp_path / name).mkdir()
+    scandir = os.scandir
+
+    def refusing(folder):
+        if Path(folder).name == "closed":
+            raise PermissionError(13, "Permission denied")
+        if Path(folder).name == "deleted":
+            raise FileNotFoundError(2, "No such file")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    found, left_out = Repository(tmp_path.resolve()).sources("near.py")
+    assert list(found) == ["a.py"] and left_out.counts == {"in folders that cannot be read": 1}
+
+
 def test_vendored_and_built_files_are_left_out(tmp_path):
     left = (
         "node_modules/x.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -12,12 +13,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import oracle
+from toys.models import toy_model
+from toys.recorder import recorder
+from toys.sessions import repeatable, toy_parts, toy_prompt
 
 from longgraft.acceptance.cpu_draws import nucleus_by_sort
 from longgraft.acceptance.gumbel import gumbel
 from longgraft.acceptance.rules import Greedy, Replay, Sampled, walk
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.warping import largest_dropped_mass, nucleus
+from longgraft.runtime.cuda_graphs import Regions
+from longgraft.target_model.model import Target
 from longgraft.trees.tree import ProposalTree
 
 SETTINGS = [
@@ -100,8 +106,8 @@ class Watch(TorchDispatchMode):
         (Greedy(), 1),
         (Replay(range(9), 100), 3),
         (Sampled(), 41),
-        (Sampled(0.7, top_p=0.9), 110),
-        (Sampled(0.7, top_k=5, top_p=0.9, min_p=0.01), 118),
+        (Sampled(0.7, top_p=0.9), 112),
+        (Sampled(0.7, top_k=5, top_p=0.9, min_p=0.01), 120),
     ],
     ids=str,
 )
@@ -155,6 +161,70 @@ def test_a_draw_does_not_depend_on_what_else_is_drawn():
         assert alone.tolist() == [
             oracle.draw(row, sampling, position) for row, position in zip(logits, positions.tolist(), strict=True)
         ]
+
+
+BROKEN_LOGITS = {
+    "one NaN": lambda row: row.index_fill(0, torch.tensor(5), math.nan),
+    "only NaN": lambda row: row * math.nan,
+    "infinity": lambda row: row.index_fill(0, torch.tensor(5), math.inf),
+    "only negative infinity": lambda row: row * 0 - math.inf,
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN_LOGITS)
+@pytest.mark.parametrize("draws", [Greedy(), *map(rule, SETTINGS)], ids=str)
+def test_nan_and_infinite_logits_are_an_error_of_the_model_for_every_draw(draws, damage):
+    """On a CPU, and as other devices draw: the whole tree at once, without a host read."""
+    logits, positions = random_logits(6, 48), torch.arange(6)
+    logits[4] = BROKEN_LOGITS[damage](logits[4])
+    tree = ProposalTree.chain(torch.cat([torch.tensor([0]), draws.draw(logits[:5], positions[:5])]))
+    sound = ProposalTree.chain(tree.tokens[:4])
+
+    def at_once(tree):
+        return walk(tree, draws.marked(logits, draws.choose(logits, draws.keys(positions))).tolist().__getitem__)
+
+    for accept in (lambda tree: draws(tree, logits, positions), at_once):
+        path, token = accept(sound)
+        assert len(path) == 4 and token == int(tree.tokens[4])
+        with pytest.raises(
+            ValueError, match=r"^The target's logits are NaN or infinite, so .* Fetch its weights again"
+        ):
+            accept(tree)
+
+
+def test_a_recording_is_replayed_whatever_the_logits_are():
+    logits = torch.full((2, 48), math.nan)
+    path, token = Replay([7, 8], 0)(ProposalTree.chain(torch.tensor([0, 7])), logits, torch.arange(2))
+    assert (path.tolist(), token) == ([0, 1], 8)
+
+
+SHAPED = Sampling(logprobs=1)
+DRAWN = Sampling(temperature=1.0, top_p=0.9)
+
+
+@pytest.mark.parametrize(
+    ("method", "sampling", "recorded"),
+    [
+        ("ar", Sampling(), False),
+        ("ar", SHAPED, False),
+        ("pld", DRAWN, False),
+        ("sps", DRAWN, False),
+        ("medusa-typical", DRAWN, False),
+        ("eagle3", Sampling(), True),
+        ("eagle3", DRAWN, True),
+    ],
+)
+def test_a_target_whose_logits_become_nan_ends_the_request_with_an_error(method, sampling, recorded):
+    """A recorded step draws on the device; sps and medusa-typical have acceptance rules of their own."""
+    parts = toy_parts(regions=Regions(recorder)) if recorded else toy_parts()
+    target = Target(deepcopy(toy_model()))
+    session = repeatable(method, replace(parts, target=target))
+    with session.open(toy_prompt(20), 30, sampling) as request:
+        for _ in range(3):
+            request.step()
+        target.model.lm_head.weight.data[7:9] = math.nan
+        with pytest.raises(ValueError, match=r"^The target's logits are NaN or infinite"):
+            list(request)
 
 
 BRANCHES = ProposalTree.build([0, 1, 2, 0, 1, 2], [-1, 0, 0, 1, 1, 4], [0.0] * 6, [1] + [2] * 5)

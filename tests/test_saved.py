@@ -292,6 +292,48 @@ def test_rows_and_ids_that_no_model_has_are_refused(value, last, message, tmp_pa
         prefix_file.load(tmp_path / "p", wanted, torch.device("cpu"))
 
 
+def crafted(file, path, tensors=None, **about):
+    """Does what `changed` does, with the digest of the changed tensors."""
+    changed(file, path, tensors)
+    return changed(path, path, digest=prefix_file._digest(load_file(path)), **about)
+
+
+CRAFTED = {
+    "without ids": ({"ids": torch.zeros(0, dtype=torch.int64)}, "token ids as torch.int64 [0], and a list of int64"),
+    "with ids as numbers": ({"ids": torch.zeros(90)}, "token ids as torch.float32 [90]"),
+    "with a matrix of ids": ({"ids": torch.zeros(9, 10, dtype=torch.int64)}, "token ids as torch.int64 [9, 10]"),
+    "with one id of no dimension": ({"ids": torch.tensor(3)}, "token ids as torch.int64 []"),
+    "with more ids than rows": ({"ids": torch.zeros(91, dtype=torch.int64)}, "are no rows of 91 tokens"),
+    "with a number for keys": ({"target/1.keys": torch.tensor(1.0)}, "target/1.keys as torch.float32 []"),
+    "with flat keys": ({"target/1.keys": torch.zeros(90, 8)}, "target/1.keys as torch.float32 [90, 8]"),
+    "with keys as ids": ({"target/1.keys": torch.zeros(1, 2, 90, 8, dtype=torch.int64)}, "as torch.int64 [1, 2, 90"),
+    "with keys of a batch": ({"target/1.keys": torch.zeros(2, 2, 90, 8)}, "[2, 2, 90, 8], which are no rows"),
+    "with keys of another head size": ({"target/1.keys": torch.zeros(1, 2, 90, 16)}, "this session makes"),
+    "with keys of one head": ({"target/1.keys": torch.zeros(1, 1, 90, 8)}, "this session makes torch.float32 [1, 2,"),
+    "with keys in bfloat16": ({"target/1.keys": torch.zeros(1, 2, 90, 8).bfloat16()}, "as torch.bfloat16 [1, 2, 90"),
+    "without the keys of a layer": ({"target/1.keys": None}, "rows of the target for other layers than it has"),
+    "with another layer": ({"target/9.keys": torch.zeros(1, 2, 90, 8)}, "rows of the target for other layers"),
+    "with rows of no kind": ({"target/1.more": torch.zeros(1, 2, 90, 8)}, "holds target/1.more as"),
+    "with names of three parts": ({"target/1.keys/x": torch.zeros(1, 2, 90, 8)}, "holds target/1.keys/x as"),
+    "with flat ranks": ({"/ranks": torch.zeros(90, 8)}, "holds /ranks as torch.float32 [90, 8]"),
+    "with ranks beyond the vocabulary": (
+        {"/ranks": torch.full((90, 8), VOCAB, dtype=torch.int32)},
+        f"holds ids from {VOCAB} to {VOCAB}, and the vocabulary",
+    ),
+    "with ranked tokens as numbers": ({"/ranked": torch.zeros(90)}, "holds /ranked as torch.float32 [90]"),
+}
+
+
+@pytest.mark.parametrize("what", CRAFTED)
+def test_a_crafted_file_with_the_digest_of_its_rows_is_refused(what, file, tmp_path):
+    tensors, said = CRAFTED[what]
+    refused(crafted(file, tmp_path / "p", tensors), said)
+
+
+def test_an_identity_of_200_000_brackets_is_refused(file, tmp_path):
+    refused(changed(file, tmp_path / "p", identity="[" * 200_000), "cannot be read: it is nested too deeply")
+
+
 def test_saving_overwrites_nothing_and_leaves_no_partial_file(file, tmp_path, monkeypatch):
     before = file.read_bytes()
     with pytest.raises(ValueError, match="exists already"):

@@ -103,9 +103,12 @@ NOT_FINITE = f"holds NaN or infinite numbers in {UP}, read as float32"
         (weights(lambda tensors: tensors[UP].view(-1)[7:8].fill_(float("inf"))), NOT_FINITE),
         (configuration(num_hidden_layers=6), r"lack model.layers.4\..* and 15 more"),
         (configuration(num_hidden_layers=2), r"hold model.layers.2\..* and 15 more, which its configuration"),
-        (configuration(num_hidden_layers=0), "declares 0 layers"),
+        (configuration(num_hidden_layers=0), NOT_LOADED + "its num_hidden_layers is 0, and 1 to 1,024 are possible"),
+        (configuration(num_hidden_layers=10**9), NOT_LOADED + "its num_hidden_layers is 1,000,000,000, and 1 to"),
+        (configuration(text_config={"vocab_size": 0}), NOT_LOADED + "its vocab_size is 0, and 1 to 16,777,216 are"),
         (configuration(intermediate_size=40), r"down_proj.weight is \[32, 48\] in the weights and \[32, 40\] by"),
-        (configuration(num_attention_heads=0), NOT_LOADED + ".*ZeroDivisionError.*\n.*$"),
+        (configuration(num_attention_heads=0), NOT_LOADED + "its num_attention_heads is 0, and .*\n.*$"),
+        (configuration(num_key_value_heads=0), NOT_LOADED + "its num_key_value_heads is 0, and"),
         (configuration(hidden_act="nope"), NOT_LOADED + ".*'nope' is missing or unknown.*\n.*$"),
         (configuration(hidden_size="a"), NOT_LOADED + ".*Field 'hidden_size' expected int.*\n.*$"),
         (configuration(model_type="nope"), NOT_LOADED + ".*does not recognize this architecture.*\n.*$"),
@@ -118,6 +121,13 @@ NOT_FINITE = f"holds NaN or infinite numbers in {UP}, read as float32"
 def test_incomplete_or_contradictory_weights_are_refused_by_name(folder, damage, message):
     damage(folder)
     with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["lm_head.bias", "model.norm.bias", "model.embed_tokens.scale"])
+def test_a_tensor_that_a_module_outside_of_layers_does_not_take_is_refused(folder, name):
+    change(folder, lambda tensors: tensors.update({name: torch.ones(32)}))
+    with pytest.raises(ValueError, match=f"the weights hold {name}, which its configuration does not have"):
         load(folder)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from longgraft.config.data_files import read_table
-from longgraft.config.file_errors import reason
+from longgraft.config.file_errors import reason_of
 from longgraft.yarn_drafters.byte_weights import in_floats
 
 WEIGHTS = "pytorch_model.bin"
@@ -94,10 +94,7 @@ def _read(file: Path) -> dict[str, Tensor]:
         else:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # truncated and foreign files raise half a dozen types
-        with open(file, "rb") as raw:
-            pointer = raw.read(40).startswith(b"version https://git-lfs")
-        problem = "a Git LFS pointer, without the weights" if pointer else reason(error)
-        raise ValueError(f"{file} cannot be read: {problem}. Download it again.") from error
+        raise ValueError(f"{file} cannot be read: {reason_of(file, error)}. Download it again.") from error
     if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise ValueError(f"{file} does not hold named tensors; a plain state dict is needed.")
     odd = sorted(str(name) for name, tensor in tensors.items() if not isinstance(name, str) or not _plain(tensor))

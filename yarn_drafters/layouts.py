@@ -138,7 +138,7 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape, 
         max_positions=positions_of(stated, rope),
         rope=rope,
         layers=1 + len({name.split(".")[1] for name in named if re.match(r"layers\.\d+\.", name)}),
-        rms_eps=checked(inner.get("rms_norm_eps"), Positive | None, "rms_norm_eps") or 1e-5,
+        rms_eps=checked(inner.get("rms_norm_eps"), Positive | None, "rms_norm_eps") or 1e-6,  # EAGLE's, and Llama's
         # Only in speculators' files do these names have this meaning.  Without the first, vLLM takes true in
         # a speculators config and false in a raw one.
         norm_before_residual=speculators and _flag(config, "norm_before_residual", has_type),

@@ -51,12 +51,18 @@ def rope_of(config: Mapping[str, Any], layout: str) -> Rope:
         )
     if kind == "yarn":
         for key in ("beta_fast", "beta_slow"):
-            values[key] = checked(settings.get(key) or getattr(Rope, key), Positive, key)
-        values["attention_factor"] = _attention_factor(settings)
+            values[key] = checked(_first(settings.get(key), getattr(Rope, key)), Positive, key)
+        values["attention_factor"] = _attention_factor(settings, layout)
     base = 10000.0
     if layout not in ("eagle3", "angelslim", "specpv"):
-        base = checked(config.get("rope_theta") or settings.get("rope_theta") or base, Positive, "rope_theta")
+        stated = _first(config.get("rope_theta"), settings.get("rope_theta"), base)
+        base = checked(stated, Positive, "rope_theta")
     return Rope(base, kind, **values)
+
+
+def _first(*values: Any) -> Any:
+    """Returns the first value that is stated; a wrong one, such as 0, is not replaced by a default."""
+    return next(value for value in values if value is not None)
 
 
 def positions_of(stated: int, rope: Rope) -> int:
@@ -66,20 +72,24 @@ def positions_of(stated: int, rope: Rope) -> int:
     return lengthened(stated, rope.kind, rope.factor, rope.original)
 
 
-def _attention_factor(settings: Mapping[str, Any]) -> float | None:
-    """Returns SpecForge's mscale / mscale_all_dim ratio, transformers' attention_factor, or None for YaRN's default."""
+def _attention_factor(settings: Mapping[str, Any], layout: str) -> float | None:
+    """Returns SpecForge's mscale / mscale_all_dim ratio, transformers' attention_factor, or None for YaRN's default.
+
+    SpecForge takes 0 for a missing mscale_all_dim; transformers ignores an mscale without one.
+    """
     if settings.get("attention_factor") is not None:
         return checked(settings["attention_factor"], Positive, "attention_factor")
-    if settings.get("mscale") is None or settings.get("mscale_all_dim") is None:
+    stated = {key: settings.get(key) for key in ("mscale", "mscale_all_dim")}
+    if layout == "specforge" and stated["mscale_all_dim"] is None:
+        stated["mscale_all_dim"] = 0.0
+    if None in stated.values():
         return None
     scale, all_dims = (
-        0.1 * checked(settings[key], float, key) * math.log(settings["factor"]) + 1.0
-        for key in ("mscale", "mscale_all_dim")
+        0.1 * checked(value, float, key) * math.log(settings["factor"]) + 1.0 for key, value in stated.items()
     )
     if not (scale > 0 and all_dims > 0):
         raise ValueError(
-            f"mscale {settings['mscale']} and mscale_all_dim {settings['mscale_all_dim']} scale "
-            "the head's attention by a factor that is not positive. Write what it was trained "
-            "with."
+            f"mscale {stated['mscale']} and mscale_all_dim {stated['mscale_all_dim']} scale the head's attention by a "
+            "factor that is not positive. Write what it was trained with."
         )
     return scale / all_dims

@@ -48,6 +48,9 @@ def nucleus_by_sort(scores: Tensor, top_p: float) -> Tensor:
     least = 0.99 * largest_dropped_mass(top_p) / ONE / scores.shape[-1]
     kept = torch.full_like(scores, float("-inf"))
     for row, probabilities, inside in zip(scores, scores.softmax(-1), kept, strict=True):
+        if probabilities[0].isnan():  # then all are, and the row's NaN or infinity must win the draw
+            inside.copy_(row)
+            continue
         tokens = _where(probabilities >= least)
         order = (row[tokens] + 0.0).argsort(stable=True)  # 0 for -0
         tokens = tokens[order]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from longgraft.acceptance.gumbel import gumbel, uniform
-from longgraft.acceptance.rules import DrawThenWalk, Sampled
+from longgraft.acceptance.rules import BROKEN, DrawThenWalk, Sampled, checked
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import ProposalTree
 
@@ -44,8 +44,10 @@ class Rejection:
         device = logits.device
         p = self.sampled.warp(logits).softmax(-1)
         accepted, following = self.settle(p, tree.law, sent(tree.tokens, device), sent(positions, device))
+        # If the logits of a node are NaN or infinite, so are all of its probabilities.
+        following = torch.where(p[accepted, 0].isnan(), BROKEN, following)
         stop, token = torch.stack([accepted, following]).tolist()
-        return torch.arange(1 + stop), token
+        return torch.arange(1 + stop), checked(token)
 
     def settle(self, p: Tensor, q: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Settles any number of chains of n nodes at once, without a host read.

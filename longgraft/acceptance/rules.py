@@ -21,6 +21,18 @@ from longgraft.acceptance.warping import nucleus
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import ProposalTree
 
+BROKEN = -2  # drawn from logits with NaN or infinity; a CUDA graph cannot raise
+
+
+def checked(token: int) -> int:
+    """Returns a token that was drawn; raises ValueError if it is BROKEN."""
+    if token == BROKEN:
+        raise ValueError(
+            "The target's logits are NaN or infinite, so its answer has no next token. Fetch its weights again, or "
+            "load them as bfloat16 or float32 if float16 is too small for them."
+        )
+    return token
+
 
 class AcceptanceRule(Protocol):
     """Decides which path of a tree is accepted, and which token of the target follows it."""
@@ -54,10 +66,13 @@ def walk(
 
     Returns:
         The path [a] from the root to the last accepted node, and the token drawn there.
+
+    Raises:
+        ValueError: a node on the path has logits that are NaN or infinite.
     """
     path = [0]
     while True:
-        token = draw(path[-1])
+        token = checked(draw(path[-1]))
         child = tree.children.get((path[-1], token))
         if child is None or not goes_on():
             return torch.tensor(path), token
@@ -98,6 +113,14 @@ class DrawThenWalk(ABC):
         """
         return self
 
+    def marked(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """Returns drawn tokens [n], but BROKEN for those whose logit in [n, V] is NaN or infinite.
+
+        That shows every row with NaN or positive infinity, because these win each draw.
+        """
+        drawn = logits.gather(-1, tokens[:, None])[:, 0]
+        return torch.where(drawn - drawn == 0, tokens, BROKEN)
+
     @final
     def draw(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Draws tokens [n] int64 from logits [n, V] at positions [n] int64 on their device, without a host read."""
@@ -109,9 +132,12 @@ class DrawThenWalk(ABC):
     @final
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
         # Only draws on the walk are needed.  A CPU makes them one by one; on a GPU each would be a device sync.
+        def drawn(rows: Tensor, positions: Tensor) -> Tensor:
+            return self.marked(rows, self.draw(rows, positions))
+
         if logits.device.type == "cpu":
-            return walk(tree, lambda node: int(self.draw(logits[node : node + 1], positions[node : node + 1])))
-        return walk(tree, self.draw(logits, sent(positions, logits.device)).tolist().__getitem__)
+            return walk(tree, lambda node: int(drawn(logits[node : node + 1], positions[node : node + 1])))
+        return walk(tree, drawn(logits, sent(positions, logits.device)).tolist().__getitem__)
 
 
 @dataclass(frozen=True)
@@ -156,6 +182,9 @@ class Replay(DrawThenWalk):
 
     def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
         return keys
+
+    def marked(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        return tokens  # a recording is replayed whatever the logits are
 
 
 @dataclass(frozen=True)

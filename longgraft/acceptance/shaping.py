@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from longgraft.acceptance.constraints import FIT_SECONDS, Constraint, DeadEnd
-from longgraft.acceptance.rules import DrawThenWalk, walk
+from longgraft.acceptance.rules import DrawThenWalk, checked, walk
 from longgraft.acceptance.sampling import LogitOptions
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import FORCED, ProposalTree
@@ -186,7 +186,8 @@ class Shaped:
         def draw_and_advance(node: int) -> int:
             row = logits[node : node + 1]
             try:
-                token = int(self.rule.draw(self.shaping.shaped(row), sent(positions[node : node + 1], row.device)))
+                drawn = self.rule.draw(self.shaping.shaped(row), sent(positions[node : node + 1], row.device))
+                token = checked(int(self.rule.marked(row, drawn)))
                 self.shaping.advance(token, row)
             except DeadEnd:
                 if node:

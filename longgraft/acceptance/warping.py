@@ -20,7 +20,9 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     bits = (scores + 0.0).view(torch.int32)  # 0 for -0
     # Integers from 0 to 2^32 - 1 that sort as the scores do.
     order = (bits >> 31).bitwise_or_(-1 << 31).bitwise_xor_(bits).long().bitwise_and_((1 << 32) - 1)
-    mass = masses(scores.softmax(-1))
+    probabilities = scores.softmax(-1)
+    broken = probabilities[:, :1].isnan()  # then all of a row are, and its NaN or infinity must win the draw
+    mass = masses(probabilities)
     # The largest token stays, whatever top_p is.
     least = mass.sum(-1, keepdim=True).sub_(1).clamp_(max=largest_dropped_mass(top_p))
     border = torch.zeros_like(least)
@@ -35,7 +37,9 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
         border += digit << shift
         mass.masked_fill_(digits != digit, 0)
     # Only tokens at the border have mass now; the later of them stay.
-    inside = mass.cumsum(-1).add_(below).gt(least).logical_and_(mass > 0).logical_or_(order > border)
+    inside = (
+        mass.cumsum(-1).add_(below).gt(least).logical_and_(mass > 0).logical_or_(order > border).logical_or_(broken)
+    )
     return scores.masked_fill(inside.logical_not_(), float("-inf"))
 
 

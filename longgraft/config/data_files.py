@@ -138,10 +138,10 @@ def read_table(path: Path, needed: Mapping[str, type | tuple[type, ...]] | None 
         needed: Names that it must have, and the types of their values.
     """
     text = read_text(path, "It must be TOML (.toml) or JSON.")
-    try:
-        table = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, f"File {path}")
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"File {path} is not TOML: {error}.") from error
+    if path.suffix == ".toml":
+        table = _parse_toml(text, path)
+    else:
+        table = parse_json(text, f"File {path}")
     if not isinstance(table, dict):
         raise ValueError(f"File {path} holds {json.dumps(table)[:60]}; a table is needed.")
     for name, kind in (needed or {}).items():
@@ -153,6 +153,14 @@ def read_table(path: Path, needed: Mapping[str, type | tuple[type, ...]] | None 
             wanted = " or ".join(map(KINDS.__getitem__, kinds))
             raise ValueError(f"{path}: {name!r} is {shown}; {wanted} is needed.")
     return table
+
+
+def _parse_toml(text: str, path: Path) -> dict[str, Any]:
+    """Returns the table of a TOML text.  A number of thousands of digits raises another ValueError than tomllib's."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"File {path} is not TOML: {reason(error)}.") from error
 
 
 def read_recording(path: Path) -> str | list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 # (beginning or end of a library's message, its meaning in plain words)
 MEANINGS = (
@@ -31,6 +32,8 @@ def reason(error: BaseException) -> str:
         return f"it is no JSON from line {error.lineno}, column {error.colno} on"
     if isinstance(error, UnicodeDecodeError) and error.object[:2] == GZIP:
         return "it is compressed by gzip; let its name end in .gz"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 at byte {error.start:,}"
     if isinstance(error, KeyError):
@@ -43,3 +46,13 @@ def reason(error: BaseException) -> str:
     if text:
         return f"{type(error).__name__}: {text}"
     return type(error).__name__
+
+
+def reason_of(path: Path, error: BaseException) -> str:
+    """Returns the `reason`; a file that only points to one in Git LFS is called so."""
+    if isinstance(error, OSError):
+        return reason(error)
+    with open(path, "rb") as file:
+        if file.read(40).startswith(b"version https://git-lfs"):
+            return "it is a Git LFS pointer, without the weights"
+    return reason(error)

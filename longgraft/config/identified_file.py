@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from longgraft.config.data_files import parse_object
 from longgraft.config.file_errors import reason
 
 # (file, a clause with the reason) -> the error, which says what to do.
@@ -54,7 +55,7 @@ def read_identified(
     try:
         with safe_open(path, framework="pt") as file:
             about = dict(file.metadata() or {})
-            stored = {**json.loads(about["identity"]), "version": about["version"]}
+            stored = {**parse_object(about["identity"], "its identity"), "version": about["version"]}
             loaded = {**identity, "version": version}
             # Compared before the tensors are read: another vocabulary is another identity, not a broken file.
             differing = [key for key in loaded if stored.get(key) != loaded[key]]

@@ -129,7 +129,8 @@ def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)[
             "input_ids"
         ]
-    except (TemplateError, TypeError) as error:  # unknown roles, or turns that do not alternate
+    # Unknown roles, turns that do not alternate, fields that a message lacks; a template that is nested too deeply.
+    except (TemplateError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"The model's chat template refuses these messages: {error}. Give them as the model's card shows."
         ) from error

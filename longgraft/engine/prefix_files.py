@@ -12,10 +12,25 @@ import torch
 
 from longgraft.engine.engine import Engine
 from longgraft.engine.generation_request import GenerationRequest
-from longgraft.prefill.prefix_file import Needed, load
-from longgraft.prefill.prefixes import TARGET, Cell, Prefixes, PrefixReader, Rows, caches, joined, reported, rows_of
-from longgraft.protocol.observation import Observation
+from longgraft.prefill.prefix_file import Needed, check_alike, load
+from longgraft.prefill.prefixes import (
+    FINAL,
+    HIDDEN,
+    TARGET,
+    Cell,
+    Prefixes,
+    PrefixReader,
+    Rows,
+    caches,
+    joined,
+    reported,
+    rows_of,
+)
+from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.fingerprint import vocabulary
+from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
+from longgraft.trees.tree import ProposalTree
 
 HOST = torch.device("cpu")
 
@@ -89,8 +104,21 @@ def pin(engine: Engine, path: Path, wanted: Needed) -> int:
     Raises ValueError if it does not fit.
     """
     ids, rows = load(path, wanted, engine.target.device)
+    check_alike(path, rows, _probe(engine.target, ids[0], wanted.wants))
     if engine.prefixes is None:
         engine.prefixes = Prefixes(0, engine.cell)
     engine.prefixes.belong_to(engine.lanes[0].weight_state())
     engine.prefixes.pin(ids, rows)
     return len(ids)
+
+
+@torch.inference_mode()
+def _probe(target: Target, token: int, wants: Wants) -> Cell:
+    """Returns what a target's pass makes of one token: its rows, and the reports."""
+    cache = target.cache(1)
+    (report,) = target.forward([Segment(ProposalTree.root_only(token), cache)], wants)
+    cache.keep(torch.arange(1))
+    reports = {f"{HIDDEN}{layer}": rows for layer, rows in report.hidden.items()}
+    if report.final is not None:
+        reports[FINAL] = report.final
+    return Cell({TARGET: cache.copied(0, 1)}, reports)

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig
 
+from longgraft.config.file_errors import reason
 from longgraft.models.gguf_architectures import ARCHITECTURES
 from longgraft.models.gguf_configurations import configuration_of, read_as_known, restore_entries
 from longgraft.models.gguf_header import (
@@ -26,6 +27,7 @@ from longgraft.models.gguf_header import (
     is_gguf,
     metadata_of,
     open_gguf,
+    refuse_old,
     restore_rope,
     without_absent_tokens,
 )
@@ -38,6 +40,8 @@ from longgraft.target_model.weights import read_config, read_model
 
 NAMED = 6  # files that an error message names
 ROOM = 50_000_000  # most bytes of a description
+# Errors over metadata that no converter writes, such as a list for a number.
+UNREADABLE = (LookupError, TypeError, AttributeError, ArithmeticError, UnicodeError)
 VERSION = 4  # of the folders made of a file: raise it if a file is read as another tokenizer or model
 
 
@@ -60,6 +64,7 @@ def gguf_of(model: str) -> Path | None:
     if path.suffix.lower() == ".gguf":
         return path if path.is_file() else _of_hub(model)
     if path.is_file():
+        refuse_old(path)
         raise ValueError(
             f"Model {model!r} is a file, and not a GGUF file. Give a GGUF file, or the folder "
             "that holds config.json, the tokenizer and the weights."
@@ -95,7 +100,11 @@ def described(name: str, sha256: str, gguf: Callable[[], Path]) -> Path:
     file = gguf()
     with making(f"Model {name!r}", folder, ROOM) as part:
         if part:
-            _describe(open_gguf(file, name), file, name, part)
+            reader = open_gguf(file, name)
+            try:
+                _describe(reader, file, name, part)
+            except UNREADABLE as error:
+                raise ValueError(f"GGUF file {file} is damaged: {reason(error)}. Download it again.") from error
             part.rename(folder)
             _remove_outdated(folder)
     return folder
@@ -124,6 +133,11 @@ def dequantized(name: str, described: Path, gguf: Callable[[], Path], dtype: tor
         return path
     file = gguf()
     reader = open_gguf(file, name)
+    if not reader.tensors:
+        raise ValueError(
+            f"GGUF file {file} holds no tensor: it describes a model, or its tokenizer, without the weights. Give "
+            "the file that has them."
+        )
     architecture = metadata_of(reader)["general.architecture"]
     if architecture in ARCHITECTURES:
         raise ValueError(

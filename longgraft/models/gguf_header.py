@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,12 +13,27 @@ from typing import Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from longgraft.config.file_errors import reason
+from longgraft.config.file_errors import reason_of
+from longgraft.models.gguf_types import ForeignType
 
 MAGIC = b"GGUF"
+# First bytes of llama.cpp's formats before GGUF (August 2023); files of the last hold an adapter.
+OLD_FORMATS = {b"lmgg": "GGML", b"fmgg": "GGMF", b"tjgg": "GGJT", b"algg": "GGLA"}
 VERSIONS = (2, 3)  # versions of the format that can be read
 WITH_YARN = ("gpt-oss", "mellum")  # architectures whose rotary scaling longgraft reads if it is YaRN's
 KEY_LENGTH = 8  # bytes of the number before a key of the metadata: the key's length
+TEXTS = ("general.architecture", "general.type", "tokenizer.ggml.model", "tokenizer.ggml.pre")  # keys with a text
+NUMBERS = (  # ends of keys with a number
+    "_token_id",
+    "split.count",
+    ".block_count",
+    ".nextn_predict_layers",
+    ".rope.scaling.factor",
+    ".rope.scale_linear",
+)
+MOST_LAYERS = 1 << 10  # of a file without tensors: a configuration of any number would fill the memory
+ABSENT = (-1, (1 << 32) - 1)  # the id of a special token that a model does not have, with and without a sign
+MOST_LAYERS = 1 << 10
 ORIGINAL = "Give the original model: a folder with safetensors, or its hub id."
 
 
@@ -27,6 +43,17 @@ def is_gguf(path: Path) -> bool:
         return False
     with open(path, "rb") as file:
         return file.read(len(MAGIC)) == MAGIC
+
+
+def refuse_old(path: Path) -> None:
+    """Raises ValueError for a file of a format that llama.cpp had before GGUF."""
+    with open(path, "rb") as file:
+        old = OLD_FORMATS.get(file.read(len(MAGIC)))
+    if old:
+        raise ValueError(
+            f"{path} is a {old} file, a format of 2023 that llama.cpp does not read any more either. Download the "
+            "model as GGUF, or convert it by llama.cpp's convert_llama_ggml_to_gguf.py."
+        )
 
 
 def check_packages(name: str) -> None:
@@ -48,14 +75,24 @@ def open_gguf(file: Path, name: str) -> Any:
     check_packages(name)
     from longgraft.models.gguf_reader import FastGGUFReader
 
+    refuse_old(file)
     _check_version(file)
     try:
         reader = FastGGUFReader(file)
         metadata = metadata_of(reader)
         arch = metadata["general.architecture"]
+        _check_types(metadata)
+    except ForeignType as error:
+        raise ValueError(
+            f"GGUF file {file} cannot be read: {error}. Download a file of the model with types of llama.cpp, such "
+            "as Q4_K_M or Q8_0."
+        ) from error
     except Exception as error:  # cut and foreign files raise errors of numpy, and of the package's enums
-        raise ValueError(f"GGUF file {file} is cut or damaged ({reason(error)}). Download it again.") from error
+        raise ValueError(
+            f"GGUF file {file} is cut or damaged ({reason_of(file, error)}). Download it again."
+        ) from error
     _check_kind(file, arch, metadata)
+    _check_layers(file, arch, metadata, reader.tensors)
     scaling = _scaling(arch, metadata)
     if scaling:
         raise _unread_rope(name, scaling)
@@ -65,6 +102,14 @@ def open_gguf(file: Path, name: str) -> Any:
 def metadata_of(reader: Any) -> dict[str, Any]:
     """Returns the metadata of an open file, without its arrays."""
     return {key: field.contents() for key, field in reader.fields.items() if len(field.types) == 1}
+
+
+def _check_types(metadata: dict[str, Any]) -> None:
+    """Raises ValueError for an entry of another type than the code here expects."""
+    for key, value in metadata.items():
+        is_text = isinstance(value, str)
+        if (key in TEXTS and not is_text) or (key.endswith(NUMBERS) and is_text):
+            raise ValueError(f"{key} is {value!r}, of the wrong type")
 
 
 def _check_version(file: Path) -> None:
@@ -105,6 +150,21 @@ def _check_kind(file: Path, arch: str, metadata: dict[str, Any]) -> None:
         raise ValueError(f"{file} is of type {kind!r}, and a model is needed. Give the model's own GGUF file.")
 
 
+def _check_layers(file: Path, arch: str, metadata: dict[str, Any], tensors: Iterable[Any]) -> None:
+    """Raises ValueError if a file does not have the tensors of as many layers as it says."""
+    layers = {tensor.name.split(".")[1] for tensor in tensors if tensor.name.startswith("blk.")}
+    stated = metadata.get(f"{arch}.block_count", 0)
+    # Layers that predict several tokens are counted, and some files leave them out.
+    most = MOST_LAYERS
+    if layers:
+        most = len(layers) + metadata.get(f"{arch}.nextn_predict_layers", 0)
+    if not len(layers) <= stated <= most:
+        raise ValueError(
+            f"GGUF file {file} is cut or damaged ({arch}.block_count says {stated} layers, and there are "
+            f"tensors of {len(layers):,}). Download it again."
+        )
+
+
 def _scaling(arch: str, metadata: dict[str, Any]) -> str:
     """Returns the rotary scaling of the metadata that transformers drops, in words; "" if there is none.
 
@@ -137,7 +197,7 @@ def restore_rope(config: Any, reader: Any, name: str) -> None:
         return
     if [tensor.name for tensor in tensors] != ["rope_freqs.weight"] or config.model_type != "llama":
         raise _unread_rope(name, tensors[0].name)
-    divisors = torch.tensor(tensors[0].data)
+    divisors = torch.tensor(tensors[0].data).float()
     size = 2 * len(divisors)
     plain = config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2) / size)
     config.rope_parameters = config.rope_parameters | {
@@ -166,6 +226,12 @@ def without_absent_tokens(file: Path, reader: Any) -> Iterator[Path]:
         is_token = key.startswith("tokenizer.ggml.") and key.endswith("_token_id")
         if is_token and not 0 <= field.contents() < count:
             absent.append(key)
+            if field.contents() not in ABSENT:
+                print(
+                    f"longgraft: {key} of {file.name} is {field.contents():,}, which is none of its {count:,} tokens. "
+                    "The model is read without it.",
+                    file=sys.stderr,
+                )
     if not absent:
         yield file
         return

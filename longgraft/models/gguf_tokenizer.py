@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,15 @@ def gguf_tokenizer(file: Path, reader: Any, name: str) -> Any:
     """
     metadata = metadata_of(reader)
     kind = metadata.get("tokenizer.ggml.model")
-    rule = metadata.get("tokenizer.ggml.pre") or "default"
+    rule = metadata.get("tokenizer.ggml.pre") or ""
+    if kind == "gpt2" and not rule:
+        rule = "default"
+        print(
+            f"longgraft: {name} does not name the rule by which it splits texts (tokenizer.ggml.pre), as files before "
+            "May 2024. It is read by the rule 'default', as by llama.cpp, and may answer worse than the original "
+            "model. Download a newer file.",
+            file=sys.stderr,
+        )
     if kind == "gpt2" and rule not in SPLITS:
         raise ValueError(
             f"Model {name!r} splits texts by the rule {rule!r} (tokenizer.ggml.pre), which is none "

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from longgraft.acceptance.rules import DrawThenWalk
+from longgraft.acceptance.rules import DrawThenWalk, checked
 from longgraft.attention.backends import available
 from longgraft.attention.layout import DeviceLayout
 from longgraft.protocol.observation import Walked, Wants
@@ -112,10 +112,13 @@ class StaticPass:
             self.keys[given.ndim] = torch.zeros_like(given)
         keys = self.keys[given.ndim]
         keys.copy_(given)
-        self.regions.latest((self, "draw"), rule.law, lambda: self.draws.copy_(rule.choose(report.logits, keys)))
+        self.regions.latest((self, "draw"), rule.law, lambda: self._draw(report.logits, keys, rule))
         walked, kept, record, moved = self.regions((self, "settle"), lambda: self._settle(report))
         self.regions((self, "commit"), lambda: self.cache.put(self.inputs[-NUMBERS] + self.index, moved))
         return walked, kept, record
+
+    def _draw(self, logits: Tensor, keys: Tensor, rule: DrawThenWalk) -> None:
+        self.draws.copy_(rule.marked(logits, rule.choose(logits, keys)))
 
     def _settle(self, report: Report) -> tuple[Walked, Report, Tensor, list[Tensor]]:
         tree = self._tree()
@@ -133,6 +136,9 @@ class StaticPass:
 
         Returns:
             The loaded tree, the rows of its nodes, its path and the next token.
+
+        Raises:
+            ValueError: the logits after the path are NaN or infinite.
         """
         fields, path, (length, following) = record.cpu().split([FIELDS * self.rows, self.rows, 2])
         fields = fields.view(FIELDS, self.rows)
@@ -141,7 +147,7 @@ class StaticPass:
         if isinstance(tree, PaddedTree):
             path = (live.cumsum(0) - 1)[path]
             tree = PaddedTree.host(fields, tree.stage)
-        return tree, live.nonzero().flatten(), path, int(following)
+        return tree, live.nonzero().flatten(), path, checked(int(following))
 
     def _tree(self) -> PaddedTree:
         return PaddedTree.unpack(self.inputs[:-NUMBERS].view(FIELDS, self.rows))

@@ -81,9 +81,6 @@ def _why_not_layers(text: Any) -> str:
         return _CHUNKED
     if not getattr(text, "is_causal", True) or getattr(text, "use_bidirectional_attention", None) in (True, "all"):
         return _FOLLOWS
-    layers = getattr(text, "num_hidden_layers", 1)
-    if layers < 1:
-        return f"its configuration declares {layers} layers"
     rope = getattr(text, "rope_parameters", None) or {}
     rope_types = {rope.get("rope_type")}
     rope_types |= {part.get("rope_type") for part in rope.values() if isinstance(part, dict)}

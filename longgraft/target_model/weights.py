@@ -7,7 +7,7 @@ such as missing tensors; here they are errors.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,15 @@ from longgraft.target_model.supported import refuse
 BLOCK = 1 << 24  # elements summed at once: numbers of 16 bits are widened to float32 for it
 SAMPLED = 64  # values per tensor in `sample`
 NAMED = 3  # tensors that an error message names
+# Most of each size: several times those of the largest models.  transformers would build any number of layers.
+SIZES = {
+    "num_hidden_layers": 1 << 10,
+    "hidden_size": 1 << 20,
+    "num_attention_heads": 1 << 16,
+    "num_key_value_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "vocab_size": 1 << 24,
+}
 _PLACE = (
     "Give a name of `longgraft models`, a folder with config.json and safetensors, a GGUF file, or a "
     "hub id that this machine can reach."
@@ -52,9 +61,20 @@ def read_config(path: str, name: str, gguf: str = "") -> PretrainedConfig:
         kind = declared.get("model_type")
         if "auto_map" in declared and kind not in CONFIG_MAPPING:
             raise ValueError(f"its type {kind!r} comes with code of its own, which longgraft never runs")
+        _check_sizes(declared)
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, **_gguf_option(gguf))
     refuse(config, name)
     return config
+
+
+def _check_sizes(declared: Mapping[str, Any]) -> None:
+    """Raises ValueError for a size that no model has; others of a wrong type are transformers' to refuse."""
+    parts = [part for part in (declared, declared.get("text_config")) if isinstance(part, dict)]
+    for key, most in SIZES.items():
+        for part in parts:
+            size = part.get(key)
+            if isinstance(size, int) and not 1 <= size <= most:
+                raise ValueError(f"its {key} is {size:,}, and 1 to {most:,} are possible")
 
 
 def read_tokenizer(path: str, name: str, gguf: str = "") -> Any:
@@ -165,14 +185,17 @@ def _check_names(model: PreTrainedModel, report: dict[str, Any], name: str) -> N
     if missing:
         raise ValueError(f"{name}: the weights lack {_named(missing)}.\n{advice}")
     stems = {_stem(key) for key in model.state_dict()} - {""}
-    extra = sorted(key for key in report["unexpected_keys"] if _stem(key) in stems)
+    modules = {module for module, _ in model.named_modules()} - {""}
+    extra = sorted(key for key in report["unexpected_keys"] if _stem(key) in stems or key.rpartition(".")[0] in modules)
     if extra:
         raise ValueError(f"{name}: the weights hold {_named(extra)}, which its configuration does not have.\n{advice}")
 
 
 def _stem(key: str) -> str:
-    """Returns the name before the layer number; unexpected tensors outside layers, such as a score head, are
-    harmless."""
+    """Returns the name before the layer number.
+
+    An unexpected tensor outside of layers is harmless if it is another module's, such as a score head.
+    """
     numbered = re.match(r"(.*?)\.\d+\.", key)
     return numbered[1] if numbered else ""
 

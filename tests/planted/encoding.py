@@ -27,8 +27,8 @@ MUTATIONS = (
     Mutation(
         "a refusal of the template is no ValueError",
         "encoder:_chat",
-        "except (TemplateError, TypeError)",
-        "except TypeError",
+        "except (TemplateError, TypeError, ",
+        "except (TypeError, ",
         "test_encoding.py::test_a_chat_is_refused_by_its_wrong_message",
     ),
     Mutation(

@@ -6,8 +6,8 @@ MUTATIONS = (
     Mutation(
         "a file without a rule is split as GPT-2",
         "gguf_tokenizer",
-        'or "default"',
-        'or "gpt-2"',
+        'rule = "default"',
+        'rule = "gpt-2"',
         "test_gguf_tokenizer.py::test_texts_are_split_by_the_rule_that_the_file_names",
     ),
     Mutation(

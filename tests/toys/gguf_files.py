@@ -99,7 +99,7 @@ def write_gguf(
             type_ = gguf.GGMLQuantizationType[kind if tensor.ndim == 2 and tensor.shape[1] % 32 == 0 else "F32"]
             writer.add_tensor(name, gguf.quants.quantize(tensor.contiguous().numpy(), type_), raw_dtype=type_)
     if divided:
-        writer.add_tensor("rope_freqs.weight", np.array([_divisor(5e5 ** (n / 4), divided) for n in range(4)], "f"))
+        writer.add_tensor("rope_freqs.weight", np.array([divisor(5e5 ** (n / 4), divided) for n in range(4)], "f"))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -156,7 +156,7 @@ def add_entries(writer: gguf.GGUFWriter, entries: dict) -> None:
             add[type(value)](key.replace("__", "."), value)
 
 
-def _divisor(inverse: float, factor: float) -> float:
+def divisor(inverse: float, factor: float) -> float:
     """Returns the divisor of one frequency, as llama.cpp's converter writes it."""
     wavelength = 2 * math.pi * inverse
     if wavelength < 8192 / 4:

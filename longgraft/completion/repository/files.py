@@ -117,7 +117,7 @@ class Repository:
             spec = self._spec(file)
             if spec is not None:
                 above.append(("", before, spec))
-        pending = [("", Rules(tuple(above)), self._entries(""))]
+        pending = [("", Rules(tuple(above)), self._entries("", out))]
         while pending:
             folder, rules, entries = pending.pop()
             names = {entry.name for entry in entries}
@@ -134,7 +134,7 @@ class Repository:
                 elif _holds_secret(entry):
                     secrets.append(path)
                 elif entry.is_dir():
-                    within = self._entries(path)
+                    within = self._entries(path, out)
                     if vendored(entry.name, names, {item.name for item in within}):
                         out["vendored or built"] += 1
                     elif self._ignores(rules, path + "/"):
@@ -149,10 +149,13 @@ class Repository:
                         yield path, identity
             pending += sorted(inner, key=lambda item: (near.startswith(item[0]), item[0]))
 
-    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+    def _entries(self, folder: str, out: Counter[str]) -> list[os.DirEntry[str]]:
         try:
             return sorted(os.scandir(self.root / folder), key=lambda entry: entry.name)
+        except FileNotFoundError:  # deleted
+            return []
         except OSError:
+            out["in folders that cannot be read"] += 1
             return []
 
     def _spec(self, file: Path, exists: bool = True) -> GitIgnoreSpec | None:

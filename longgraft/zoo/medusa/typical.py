@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from longgraft.acceptance.rules import AcceptanceRule, DrawThenWalk, Sampled
+from longgraft.acceptance.rules import AcceptanceRule, DrawThenWalk, Sampled, checked
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import ProposalTree
 
@@ -40,8 +40,9 @@ class Typical:
         path = [node]
         while path[-1]:
             path.append(int(tree.parents[path[-1]]))
-        token = self.sampled.draw(logits[node : node + 1], sent(positions[node : node + 1], device))
-        return torch.tensor(path[::-1]), int(token)
+        row = logits[node : node + 1]
+        token = self.sampled.marked(row, self.sampled.draw(row, sent(positions[node : node + 1], device)))
+        return torch.tensor(path[::-1]), checked(int(token))
 
     @staticmethod
     def _best(tree: ProposalTree, passed: list[float], logs: list[float]) -> int:
