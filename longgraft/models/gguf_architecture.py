@@ -14,23 +14,81 @@ import transformers
 from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.modeling_gguf_pytorch_utils import GGUFTensor
 
-Metadata = Mapping[str, Any]
-"""Metadata of a file, by keys without the architecture before them."""
 Names = Collection[str]
 """Names of the tensors of a file."""
 Config = Mapping[str, Any]
 """Entries of a configuration by name."""
 
-SIZES = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
+
+class Metadata(dict[str, Any]):
+    """Metadata of a file, by keys without the architecture before them.
+
+    Attributes:
+        read: Keys that were looked up, whether the file has them or not.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+
+RMS_EPSILON = "attention.layer_norm_rms_epsilon"
+EPSILON = "attention.layer_norm_epsilon"
+ENTRIES = {
+    "context_length": "max_position_embeddings n_positions",
+    "block_count": "num_hidden_layers n_layer",
+    "embedding_length": "hidden_size n_embd",
+    "feed_forward_length": "intermediate_size n_inner",
+    "attention.head_count": "num_attention_heads n_head",
     "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.key_length": "head_dim",
+    "attention.scale": "attention_multiplier",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+    "leading_dense_block_count": "first_k_dense_replace num_dense_layers",
+    "expert_count": "num_local_experts num_experts n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_shared_count": "n_shared_experts",
+    "expert_feed_forward_length": "moe_intermediate_size intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_weights_scale": "routed_scaling_factor",
+    "shortconv.l_cache": "conv_L_cache",
+    "ssm.conv_kernel": "conv_kernel linear_conv_kernel_dim mamba_d_conv",
+    "ssm.state_size": "state_size linear_key_head_dim mamba_d_state",
+    "ssm.group_count": "n_groups linear_num_key_heads mamba_n_groups",
+    "ssm.time_step_rank": "num_heads linear_num_value_heads mamba_n_heads time_step_rank",
 }
-"""Entries of a configuration by the keys that all of these architectures have."""
+"""Entries of a configuration by key: the first of these names that the family has."""
+NORMS = "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps"  # names of a norm's epsilon
+_ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_q_a", "attn_kv_a_mqa")
+_NETWORK = ("ffn_gate", "ffn_up", "ffn_down")
+_PROJECTIONS = ("ssm_in", "ssm_out")
+BIASES = {
+    "attention_bias": _ATTENTION,
+    "qkv_bias": _ATTENTION,
+    "use_qkv_bias": _ATTENTION,
+    "mlp_bias": _NETWORK,
+    "use_bias": (*_ATTENTION, *_NETWORK, *_PROJECTIONS),
+    "mamba_proj_bias": _PROJECTIONS,
+    "use_conv_bias": ("ssm_conv1d",),
+    "mamba_conv_bias": ("ssm_conv1d",),
+    "conv_bias": ("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj"),
+}
+"""Modules of a layer whose biases an entry of a configuration turns on: a file tells by their tensors."""
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 """Modules outside of layers."""
 LAYER = {
@@ -45,6 +103,7 @@ LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 """Modules of a layer that most architectures have."""
+SIGMOID = 2  # number of the metadata for routers that take a sigmoid
 PARTS = ("gate", "up", "down")  # matrices of a gated network, in the names of a file
 JOINED = ("first", "second")  # parts of a matrix that the model has as one and the file as two
 LATENTS = ("keys", "values")  # parts of a matrix that expands latents
@@ -60,7 +119,6 @@ class Architecture:
 
     Attributes:
         model_type: transformers' name of it.
-        entries: Entries of the configuration by the metadata's keys, besides SIZES.
         modules: Modules of a layer by their names in the file, or parameters if a suffix is given, besides LAYER.
             MODULE.first and MODULE.second are the two tensors of a matrix that the model has as one.
         outside: Modules outside of layers by their names in the file, besides OUTSIDE.
@@ -70,10 +128,14 @@ class Architecture:
         columns: (name, configuration) -> the model's number of each column of a file's matrix; None: the same.
         joined_rows: (module, configuration) -> the number of each row of a matrix among those of the two that the
             file has; None: they follow each other.
+        by_transformers: True if transformers knows the tensors' names, and undoes what the converter changed.
+        epsilon: Key of the norms' epsilon.
+        rotates_parts: True if a file may rotate a part of each head.
+        constants: Values by key that the model computes with whatever the file says.
+        notes: Why a key is not followed, by key; people are told.
     """
 
     model_type: str
-    entries: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
     outside: Mapping[str, str] = field(default_factory=dict)
     root: str = "model"
@@ -81,6 +143,11 @@ class Architecture:
     change: Callable[[str, np.ndarray, Config], np.ndarray] = _same
     columns: Callable[[str, Config], np.ndarray | None] = lambda name, config: None
     joined_rows: Callable[[str, Config], np.ndarray | None] = lambda module, config: None
+    by_transformers: bool = False
+    epsilon: str = RMS_EPSILON
+    rotates_parts: bool = False
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def configuration(self, metadata: Metadata, names: Names, vocabulary: int) -> PretrainedConfig:
         """Makes the configuration of a file with this metadata, these tensors and a vocabulary of this size.
@@ -97,19 +164,41 @@ class Architecture:
                 "which the file holds. Install a newer one: pip install -U transformers."
             )
         family = CONFIG_MAPPING[model_type]
-        common = _entries(metadata, SIZES)
-        base = metadata.get("rope.freq_base", 1e4)
-        common["rope_parameters"] = {"rope_type": "default", "rope_theta": base}
-        # Mamba 2 has neither heads nor positions.
-        entries = {entry: value for entry, value in common.items() if entry in family.__dataclass_fields__}
-        entries |= _entries(metadata, self.entries)
+        fields = family.__dataclass_fields__
+        keys = ENTRIES | {self.epsilon: NORMS}
+        entries = _entries(metadata, keys, fields) | further
+        for required in ("block_count", "embedding_length", "attention.head_count", self.epsilon):
+            if required not in metadata and not fields.keys().isdisjoint(keys[required].split()):
+                raise KeyError(required)
+        layers = _first(ENTRIES["block_count"], fields)
+        entries[layers] = layers_of(metadata)
         entries |= {"vocab_size": vocabulary, "tie_word_embeddings": "output.weight" not in names}
-        return family(**entries | further)
+        biased = {name.split(".", 2)[-1].removesuffix(".bias") for name in names if name.endswith(".bias")}
+        entries |= {entry: not biased.isdisjoint(BIASES[entry]) for entry in BIASES.keys() & fields.keys()}
+        if "num_attention_heads" in fields:
+            entries = self._attention(metadata, entries, fields) | entries
+        listed = [key for key, entry in keys.items() if isinstance(entries.get(_first(entry, fields)), list)]
+        if listed:
+            raise ValueError(f"The file has another {listed[0]} in each layer, which {model_type} models cannot have.")
+        return family(**entries)
+
+    def _attention(self, metadata: Metadata, entries: Config, fields: Names) -> dict[str, Any]:
+        """Returns llama.cpp's readings of absent keys, which are other than a family's defaults, and the rotation."""
+        heads = entries["num_attention_heads"]
+        size = entries.get("head_dim", entries["hidden_size"] // heads)
+        absent = {"num_key_value_heads": heads, "head_dim": size, "attention_multiplier": size**-0.5}
+        found = {entry: value for entry, value in absent.items() if entry in fields}
+        if "rope_parameters" in fields and "rope_parameters" not in entries:
+            rope = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 1e4)} | yarn(metadata)
+            if self.rotates_parts:
+                rope["partial_rotary_factor"] = metadata.get("rope.dimension_count", size) / size
+            found["rope_parameters"] = rope
+        return found
 
     def parameter(self, tensor: str, layers: int) -> str | None:
         """Returns the parameter that a tensor of the file belongs to; None if it is not known.
 
-        layers: number of the model's; tensors of further layers, which predict several tokens, have the parameter ""
+        layers: number of the model's
         """
         stem, _, suffix = tensor.rpartition(".")
         if not tensor.startswith("blk."):
@@ -119,7 +208,7 @@ class Architecture:
             return f"{outside[stem]}.{suffix}"
         _, layer, name = tensor.split(".", 2)
         if int(layer) >= layers:
-            return ""
+            return None
         modules = LAYER | dict(self.modules)
         if name in modules:
             return f"{self.root}.layers.{layer}.{modules[name]}"
@@ -129,9 +218,41 @@ class Architecture:
         return f"{self.root}.layers.{layer}.{modules[stem]}.{suffix}"
 
 
-def _entries(metadata: Metadata, names: Mapping[str, str]) -> dict[str, Any]:
-    """Returns entries of a configuration, by the names that the metadata's keys have there."""
-    return {entry: metadata[key] for key, entry in names.items() if key in metadata}
+def _first(names: str, fields: Names) -> str:
+    """Returns the first of some names that a family has; "" if it has none."""
+    return next((name for name in names.split() if name in fields), "")
+
+
+def _entries(metadata: Metadata, keys: Mapping[str, str], fields: Names) -> dict[str, Any]:
+    """Returns entries of a configuration, by the names that its family has for the metadata's keys."""
+    entries = {}
+    for key, names in keys.items():
+        entry = _first(names, fields)
+        if entry and key in metadata:
+            value = metadata[key]
+            entries[entry] = value[0] if isinstance(value, list) and len(set(value)) == 1 else value
+    return entries
+
+
+def layers_of(metadata: Metadata) -> int:
+    """Returns the number of layers, without those that predict several tokens."""
+    return metadata["block_count"] - metadata.get("nextn_predict_layers", 0)
+
+
+def window(metadata: Metadata, period: int, usual: int = 0) -> dict[str, Any]:
+    """Returns the kinds of layers and the window.
+
+    Args:
+        period: Unless the file lists the layers, the last of so many has no window.
+        usual: The window if the file names none.
+    """
+    layers = layers_of(metadata)
+    pattern = metadata.get("attention.sliding_window_pattern", period)
+    if isinstance(pattern, int):
+        pattern = [(layer + 1) % pattern != 0 for layer in range(layers)]
+    size = metadata.get("attention.sliding_window", usual)
+    kinds = ["sliding_attention" if size and slides else "full_attention" for slides in pattern[:layers]]
+    return {"layer_types": kinds, "sliding_window": size or None}
 
 
 @dataclass(frozen=True)

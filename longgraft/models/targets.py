@@ -77,6 +77,8 @@ def _read(place: Place, settings: Settings) -> tuple[PreTrainedModel, Any, tuple
         config: Any = read_config(place.path, place.name)
         tokenizer = read_tokenizer(place.path, place.name)
         model, notes = _in_blocks(place, config, dtype, device, settings)
+        if place.gguf is not None:
+            notes = (*TensorTable.read(Path(place.path)).notes, *notes)
         if model is None:
             weights_dtype = dtype or config.dtype or torch.bfloat16
             model = read_model(place.with_floats(dtype), place.name, config, weights_dtype)

@@ -169,6 +169,12 @@ STATES = {
     "ssm__time_step_rank": 8,
     "ssm__inner_size": 128,
 }
+WITHOUT_ATTENTION = {
+    "feed_forward_length": 0,
+    "attention__head_count": 0,
+    "attention__head_count_kv": None,
+    "rope__freq_base": None,
+}
 MAMBA = {
     f"{module}.{part}": written
     for module in ("mamba", "mixer")
@@ -227,7 +233,7 @@ HYBRIDS = {
     "mamba2": Architecture(
         "Mamba2Config",
         {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "layer_norm_epsilon": 1e-6},
-        STATES,
+        STATES | WITHOUT_ATTENTION,
         MAMBA | {"embeddings": "token_embd", "norm_f": "output_norm", "norm": "attn_norm"},
         _mamba,
     ),
