@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from longgraft.trees.tree import ProposalTree
 
 IN_BLOCKS = "weights are the file's own blocks (--weights float dequantises them)"
 # Few numbers, which files keep as floats, and matrices that a file has in another form.
-FLOATS = {"gate", "router", "shared_expert_gate", "kv_b_proj", "conv1d", "conv"}
+FLOATS = {"gate", "router", "shared_expert_gate", "kv_b_proj", "conv1d", "conv", "mixer", "dt_proj"}
 # torch computes attention with sinks, or with values of another size than keys, and recurrent states.
 SAME_BITS = [
     name
@@ -42,9 +43,20 @@ def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
 
 
-def rotary(config) -> dict:
-    """Returns the rotary parameters of a configuration, as its layers use them."""
-    return getattr(config, "rope_parameters", None) or {}
+def differing(found, expected) -> dict:
+    """Returns the entries in which two configurations differ, beside names, tokens and floats' last bits."""
+    other = {"transformers_version", "dtype", "architectures", "bos_token_id", "eos_token_id", "pad_token_id"}
+    ours = json.loads(found.to_json_string(use_diff=False))
+    theirs = json.loads(expected.to_json_string(use_diff=False))
+    entries = type(expected).__dataclass_fields__.keys() & theirs.keys() - other
+    return {key: (ours.get(key), theirs[key]) for key in entries if ours.get(key) != approx(theirs[key])}
+
+
+def approx(value):
+    """Returns a value that equals others whose floats were rounded to float32."""
+    if isinstance(value, dict):
+        return {key: approx(part) for key, part in value.items()}
+    return pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
 
 
 @pytest.mark.parametrize(("name", "fused"), [*((name, False) for name in ARCHITECTURES), ("qwen35moe", True)])
@@ -52,13 +64,14 @@ def test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model(tmp_path, na
     """The kernels round activations to bytes, so the logits differ a little."""
     model = write_model(tmp_path / "toy.gguf", name, fused=fused)
     session = load(tmp_path / "toy.gguf")
-    assert IN_BLOCKS in session.about
+    assert (IN_BLOCKS in session.about) == ARCHITECTURES[name].in_blocks
     expected, found = dict(model.named_parameters()), dict(block_weights(session.target.model))
     assert all(torch.equal(weight[:], expected[key]) for key, weight in found.items() if key in expected)
-    assert rotary(session.target.config) == rotary(model.config)
+    assert differing(session.target.config, model.config) == {}
     floats = dict(session.target.model.named_parameters())
     assert all(torch.allclose(weight, expected[key], atol=1e-6) for key, weight in floats.items())
-    assert {key.split(".")[-2] for key, weight in floats.items() if weight.ndim > 1} <= FLOATS
+    if ARCHITECTURES[name].in_blocks:
+        assert {key.split(".")[-2] for key, weight in floats.items() if weight.ndim > 1} <= FLOATS
     ids = toy_prompt(60)
     logits = read(session.target, Segment(ProposalTree.chain(torch.tensor(ids)), session.target.cache(64))).logits
     with torch.no_grad():
@@ -66,7 +79,7 @@ def test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model(tmp_path, na
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - {"nemotron"}))  # whose toy repeats one token
 def test_a_file_in_blocks_decodes_the_ids_of_plain_decoding(tmp_path, name, kernels):
     """The prediction has one wrong token, so paths of trees are accepted and cut."""
     write_model(tmp_path / "toy.gguf", name)

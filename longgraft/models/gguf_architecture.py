@@ -5,6 +5,7 @@ They are those of llama.cpp's converter, backwards.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -191,7 +192,7 @@ class Architecture:
         if "rope_parameters" in fields and "rope_parameters" not in entries:
             rope = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 1e4)} | yarn(metadata)
             if self.rotates_parts:
-                rope["partial_rotary_factor"] = metadata.get("rope.dimension_count", size) / size
+                rope["partial_rotary_factor"] = _share(metadata.get("rope.dimension_count", size), size)
             found["rope_parameters"] = rope
         return found
 
@@ -216,6 +217,12 @@ class Architecture:
         if stem not in modules:
             return None
         return f"{self.root}.layers.{layer}.{modules[stem]}.{suffix}"
+
+
+def _share(count: int, size: int) -> float:
+    """Returns count / size, rounded so that int(size * share) is the count again."""
+    share = count / size
+    return share if int(size * share) == count else math.nextafter(share, 1.0)
 
 
 def _first(names: str, fields: Names) -> str:

@@ -75,6 +75,12 @@ def _mellum(metadata: Metadata, names: Names) -> dict[str, Any]:
     }
 
 
+def _sizes(metadata: Metadata) -> tuple[int, int]:
+    """Returns (a head's share of the width, the size of its keys)."""
+    share = metadata["embedding_length"] // metadata["attention.head_count"]
+    return share, metadata.get("attention.key_length", share)
+
+
 def _gemma2(metadata: Metadata, names: Names) -> dict[str, Any]:
     return window(metadata, GEMMA2_PERIOD, GEMMA2_WINDOW) | _scale(metadata, GEMMA_27B["gemma2"])
 
@@ -92,8 +98,7 @@ def _scale(metadata: Metadata, largest: int) -> dict[str, Any]:
 
     llama.cpp tells the largest model by its layers, too: its heads are not as wide as their share of the width.
     """
-    share = metadata["embedding_length"] // metadata["attention.head_count"]
-    size = metadata.get("attention.key_length", share)
+    share, size = _sizes(metadata)
     return {"query_pre_attn_scalar": share if layers_of(metadata) == largest else size}
 
 
@@ -107,6 +112,14 @@ def _mamba(metadata: Metadata, names: Names) -> dict[str, Any]:
 
 def _lfm2(metadata: Metadata, names: Names) -> dict[str, Any]:
     return short_convolutions(metadata) | {"block_auto_adjust_ff_dim": False}
+
+
+def _qwen3_moe(metadata: Metadata, names: Names) -> dict[str, Any]:
+    _, size = _sizes(metadata)
+    return {
+        "head_dim": size,
+        "norm_topk_prob": metadata.get("expert_weights_norm", True),
+    }
 
 
 def _read_by_transformers(model_type: str, **more: Any) -> Architecture:
@@ -161,9 +174,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen2": _read_by_transformers("qwen2"),
     "qwen2moe": _read_by_transformers("qwen2_moe"),
     "qwen3": _read_by_transformers("qwen3"),
-    "qwen3moe": _read_by_transformers(
-        "qwen3_moe", more=lambda metadata, names: {"norm_topk_prob": metadata.get("expert_weights_norm", True)}
-    ),
+    "qwen3moe": _read_by_transformers("qwen3_moe", more=_qwen3_moe),
     "gemma2": _read_by_transformers("gemma2", more=_gemma2),
     "gemma3": _read_by_transformers("gemma3_text", more=_gemma3),
     "phi3": _read_by_transformers(

@@ -28,6 +28,7 @@ from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.experts import BlockExperts, gate_of_experts, is_router
 
 SLAB = 1 << 23  # bytes of a tensor that are read at once
+MULTIPLIED = ".ssm_dt.weight"  # Mamba's own code multiplies with this weight, outside of its module
 FULL = 0.9  # share of the free memory that weights may take, beside the cache and passes
 
 
@@ -120,7 +121,7 @@ class _Filler:
         if last in (*LATENTS, *JOINED):
             self.parts.setdefault(path, {})[last] = tensor
             return
-        if tensor.type not in BLOCK_TYPES or is_router(module):
+        if tensor.type not in BLOCK_TYPES or is_router(module) or tensor.name.endswith(MULTIPLIED):
             self._fill_floats(module, last, tensor)
         elif last != "weight" or not isinstance(module, nn.Linear | nn.Embedding):
             raise NoBlocks(f"{tensor.name} is the weight of a {type(module).__name__}")

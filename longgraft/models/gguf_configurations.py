@@ -48,10 +48,10 @@ def configuration_of(reader: Any, table: TensorTable, name: str) -> tuple[Pretra
             f"Model {name!r} lacks the entry {prefix}{error.args[0]} of its metadata. Download the "
             f"file again. {ORIGINAL}"
         ) from error
-    for kind in ("bos", "eos"):
-        field = reader.fields.get(f"tokenizer.ggml.{kind}_token_id")
-        if field is not None:
-            setattr(config, f"{kind}_token_id", int(field.contents()))
+    for kind, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        field = reader.fields.get(f"tokenizer.ggml.{key}_token_id")
+        # A family's own ids are another vocabulary's.
+        setattr(config, f"{kind}_token_id", None if field is None else int(field.contents()))
     refuse(config, name)
     restore_rope(config, reader, name)
     with torch.device("meta"):

@@ -57,6 +57,7 @@ class Architecture:
         modules: Names of a file besides MODULES.
         changed: (name in the layer, tensor, configuration) -> other tensors in its place, or None.
         written: Name of the architecture in a file; "": its name here.
+        in_blocks: False if its matrices cannot stay in blocks.
     """
 
     config: str
@@ -65,6 +66,7 @@ class Architecture:
     modules: dict[str, str] = field(default_factory=dict)
     changed: Callable[[str, Tensor, Any], Tensors | None] = lambda name, tensor, config: None
     written: str = ""
+    in_blocks: bool = True
 
 
 def fused_experts(name: str, tensor: Tensor, config: Any) -> Tensors | None:
@@ -86,13 +88,15 @@ def neighbours(tensor: Tensor, heads: int) -> Tensor:
 
 def granite(name: str, tensor: Tensor, config: Any) -> Tensors | None:
     """Orders queries and keys as llama.cpp, and cuts the shared network's first matrix."""
+    stem, _, suffix = name.rpartition(".")
     heads = {
-        "self_attn.q_proj.weight": ("attn_q.weight", config.num_attention_heads),
-        "self_attn.k_proj.weight": ("attn_k.weight", config.num_key_value_heads),
+        "self_attn.q_proj": ("attn_q", config.num_attention_heads),
+        "self_attn.k_proj": ("attn_k", config.num_key_value_heads),
     }
-    if name in heads:
-        written, count = heads[name]
-        return iter(((written, neighbours(tensor, count)),))
+    if stem in heads:
+        written, count = heads[stem]
+        ordered = neighbours(tensor, count)
+        return iter(((f"{written}.{suffix}", ordered if tensor.ndim > 1 else ordered.flatten()),))
     if name == "shared_mlp.input_linear.weight":
         suffix = "_shexp" if config.num_local_experts else ""
         gate, up = tensor.chunk(2)

@@ -21,13 +21,13 @@ from toys.gguf_layouts import (
     GRANITE,
     GRANITE_SCALES,
     MODULES,
-    SHARED_EXPERT,
     SIZES,
     Architecture,
     Tensors,
     fused_experts,
     granite,
 )
+from toys.gguf_plain import PLAIN
 
 
 def _gpt_oss(name: str, tensor: Tensor, config: Any) -> Tensors | None:
@@ -55,6 +55,8 @@ def _deepseek(name: str, tensor: Tensor, config: Any) -> Tensors | None:
     return fused_experts(name, tensor, config)
 
 
+THETA = 3e4  # base of the rotation
+EPSILON = 2**-16  # of norms, a number that float32 has
 LATENT = {
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,
@@ -87,108 +89,110 @@ LATENT_MODULES = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
 } | {f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
-ARCHITECTURES = HYBRIDS | {
-    "qwen2moe": Architecture(
-        "Qwen2MoeConfig",
-        EXPERTS | {"shared_expert_intermediate_size": 64},
-        EXPERT_COUNTS | {"expert_shared_feed_forward_length": 64},
-        SHARED_EXPERT,
-        fused_experts,
-    ),
-    "qwen3moe": Architecture(
-        "Qwen3MoeConfig",
-        EXPERTS | {"head_dim": 16, "norm_topk_prob": True},
-        EXPERT_COUNTS | {"attention__key_length": 16},
-        {},
-        fused_experts,
-    ),
-    "granite": Architecture("GraniteConfig", GRANITE, GRANITE_SCALES, {}, granite),
-    "granitemoe": Architecture(
-        "GraniteMoeConfig",
-        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2},
-        GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2},
-        {"block_sparse_moe.router": "ffn_gate_inp"},
-        granite,
-    ),
-    "shared granitemoe": Architecture(
-        "GraniteMoeSharedConfig",
-        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 64},
-        GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2, "expert_shared_feed_forward_length": 64},
-        {"block_sparse_moe.router": "ffn_gate_inp"},
-        granite,
-        "granitemoe",
-    ),
-    "mellum": Architecture(
-        "MellumConfig",
-        EXPERTS
-        | {
-            "head_dim": 16,
-            "sliding_window": 24,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
-                "full_attention": {
+ARCHITECTURES = (
+    HYBRIDS
+    | PLAIN
+    | {
+        "granite": Architecture("GraniteConfig", GRANITE, GRANITE_SCALES, {}, granite),
+        "granitemoe": Architecture(
+            "GraniteMoeConfig",
+            GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2},
+            GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2},
+            {"block_sparse_moe.router": "ffn_gate_inp"},
+            granite,
+        ),
+        "shared granitemoe": Architecture(
+            "GraniteMoeSharedConfig",
+            GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 64},
+            GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2, "expert_shared_feed_forward_length": 64},
+            {"block_sparse_moe.router": "ffn_gate_inp"},
+            granite,
+            "granitemoe",
+        ),
+        "mellum": Architecture(
+            "MellumConfig",
+            EXPERTS
+            | {
+                "head_dim": 16,
+                "sliding_window": 24,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
+                    "full_attention": {
+                        "rope_type": "yarn",
+                        "rope_theta": 1e4,
+                        "factor": 4.0,
+                        "beta_fast": 16.0,
+                        "beta_slow": 1.0,
+                        "attention_factor": 1.25,
+                        "original_max_position_embeddings": 128,
+                    },
+                },
+            },
+            EXPERT_COUNTS
+            | {
+                "attention__key_length": 16,
+                "attention__sliding_window": 24,
+                "attention__sliding_window_pattern": [True, False],
+                "rope__freq_base_swa": 3e4,
+                "rope__scaling__type": "yarn",
+                "rope__scaling__factor": 4.0,
+                "rope__scaling__yarn_beta_fast": 16.0,
+                "rope__scaling__yarn_attn_factor": 1.25,
+                "rope__scaling__original_context_length": 128,
+            },
+            {},
+            fused_experts,
+        ),
+        "gpt-oss": Architecture(
+            "GptOssConfig",
+            {
+                "num_local_experts": 6,
+                "num_experts_per_tok": 2,
+                "head_dim": 16,
+                "sliding_window": 24,
+                "rope_parameters": {
                     "rope_type": "yarn",
                     "rope_theta": 1e4,
                     "factor": 4.0,
-                    "beta_fast": 16.0,
+                    "beta_fast": 32.0,
                     "beta_slow": 1.0,
-                    "attention_factor": 1.25,
+                    "truncate": False,
                     "original_max_position_embeddings": 128,
                 },
             },
-        },
-        EXPERT_COUNTS
-        | {
-            "attention__key_length": 16,
-            "attention__sliding_window": 24,
-            "attention__sliding_window_pattern": [True, False],
-            "rope__freq_base_swa": 3e4,
-            "rope__scaling__type": "yarn",
-            "rope__scaling__factor": 4.0,
-            "rope__scaling__yarn_beta_fast": 16.0,
-            "rope__scaling__yarn_attn_factor": 1.25,
-            "rope__scaling__original_context_length": 128,
-        },
-        {},
-        fused_experts,
-    ),
-    "gpt-oss": Architecture(
-        "GptOssConfig",
-        {
-            "num_local_experts": 6,
-            "num_experts_per_tok": 2,
-            "head_dim": 16,
-            "sliding_window": 24,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e4,
-                "factor": 4.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "truncate": False,
-                "original_max_position_embeddings": 128,
+            EXPERT_COUNTS
+            | {
+                "attention__key_length": 16,
+                "attention__sliding_window": 24,
+                "rope__scaling__type": "yarn",
+                "rope__scaling__factor": 4.0,
+                "rope__scaling__original_context_length": 128,
             },
-        },
-        EXPERT_COUNTS
-        | {
-            "attention__key_length": 16,
-            "attention__sliding_window": 24,
-            "rope__scaling__type": "yarn",
-            "rope__scaling__factor": 4.0,
-            "rope__scaling__original_context_length": 128,
-        },
-        {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"},
-        _gpt_oss,
-    ),
-    "deepseek2": Architecture(
-        "DeepseekV3Config",
-        LATENT | {"q_lora_rank": 32, "n_shared_experts": 1, "norm_topk_prob": True},
-        LATENT_COUNTS | {"attention__q_lora_rank": 32, "expert_weights_norm": True, "expert_shared_count": 1},
-        LATENT_MODULES,
-        _deepseek,
-    ),
-}
+            {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"},
+            _gpt_oss,
+        ),
+        "deepseek2": Architecture(
+            "DeepseekV3Config",
+            LATENT | {"q_lora_rank": 32, "n_shared_experts": 1, "norm_topk_prob": True},
+            LATENT_COUNTS | {"attention__q_lora_rank": 32, "expert_weights_norm": True, "expert_shared_count": 1},
+            LATENT_MODULES,
+            _deepseek,
+        ),
+    }
+)
+
+
+def configured(architecture: Architecture) -> Any:
+    """Returns an architecture's configuration, with an unusual rotation and unusual norms."""
+    config = getattr(transformers, architecture.config)(**SIZES | architecture.entries)
+    for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
+        if hasattr(config, name):
+            setattr(config, name, EPSILON)
+    rope = getattr(config, "rope_parameters", None)
+    if rope:
+        rope.get("full_attention", rope)["rope_theta"] = THETA
+    return config
 
 
 def write_model(
@@ -207,7 +211,7 @@ def write_model(
     """
     architecture = ARCHITECTURES[name]
     torch.manual_seed(5)
-    config = getattr(transformers, architecture.config)(**SIZES | architecture.entries)
+    config = configured(architecture)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     _enlarge(model)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,14 +224,16 @@ def write_model(
         "feed_forward_length": config.intermediate_size,
         "attention__head_count": config.num_attention_heads,
         "attention__head_count_kv": config.num_key_value_heads,
-        "rope__freq_base": 1e4,
-        "attention__layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 1e-6)),
+        "rope__freq_base": THETA,
+        "attention__layer_norm_rms_epsilon": EPSILON,
     }
     own |= architecture.metadata | entries
     add_vocabulary(writer)
     add_entries(writer, VOCABULARY | {f"{written_name}__{key}": value for key, value in own.items()})
     with torch.no_grad():
         for key, tensor in model.state_dict().items():
+            if key == "lm_head.weight" and config.tie_word_embeddings:
+                continue
             if fused and key.endswith("experts.gate_up_proj"):
                 _write(writer, f"blk.{key.split('.')[2]}.ffn_gate_up_exps.weight", tensor, kind)
                 continue
@@ -253,8 +259,8 @@ def _enlarge(model: torch.nn.Module) -> None:
 
 def _tensors(key: str, tensor: Tensor, config: Any, architecture: Architecture) -> Tensors:
     """Yields the tensors of a file that hold a parameter."""
-    key = key.removeprefix("model.").removeprefix("backbone.")
-    layer, _, name = key.removeprefix("layers.").partition(".")
+    key = key.removeprefix("model.").removeprefix("backbone.").removeprefix("transformer.")
+    layer, _, name = key.removeprefix("layers.").removeprefix("h.").partition(".")
     prefix, name = (f"blk.{layer}.", name) if layer.isdigit() else ("", key)
     if (changed := architecture.changed(name, tensor, config)) is not None:
         yield from ((prefix + own, part) for own, part in changed)
