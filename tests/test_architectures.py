@@ -75,7 +75,7 @@ def test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model(tmp_path, na
     ids = toy_prompt(60)
     logits = read(session.target, Segment(ProposalTree.chain(torch.tensor(ids)), session.target.cache(64))).logits
     with torch.no_grad():
-        assert apart(logits, model(torch.tensor([ids])).logits[0]) < 0.05
+        assert apart(logits, model(torch.tensor([ids])).logits[0]) < (0.1 if name == "mamba" else 0.05)
 
 
 @pytest.mark.one_in(3)

@@ -89,98 +89,96 @@ LATENT_MODULES = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
 } | {f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
-ARCHITECTURES = (
-    HYBRIDS
-    | PLAIN
-    | {
-        "granite": Architecture("GraniteConfig", GRANITE, GRANITE_SCALES, {}, granite),
-        "granitemoe": Architecture(
-            "GraniteMoeConfig",
-            GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2},
-            GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2},
-            {"block_sparse_moe.router": "ffn_gate_inp"},
-            granite,
-        ),
-        "shared granitemoe": Architecture(
-            "GraniteMoeSharedConfig",
-            GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 64},
-            GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2, "expert_shared_feed_forward_length": 64},
-            {"block_sparse_moe.router": "ffn_gate_inp"},
-            granite,
-            "granitemoe",
-        ),
-        "mellum": Architecture(
-            "MellumConfig",
-            EXPERTS
-            | {
-                "head_dim": 16,
-                "sliding_window": 24,
-                "layer_types": ["sliding_attention", "full_attention"],
-                "rope_parameters": {
-                    "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
-                    "full_attention": {
-                        "rope_type": "yarn",
-                        "rope_theta": 1e4,
-                        "factor": 4.0,
-                        "beta_fast": 16.0,
-                        "beta_slow": 1.0,
-                        "attention_factor": 1.25,
-                        "original_max_position_embeddings": 128,
-                    },
-                },
-            },
-            EXPERT_COUNTS
-            | {
-                "attention__key_length": 16,
-                "attention__sliding_window": 24,
-                "attention__sliding_window_pattern": [True, False],
-                "rope__freq_base_swa": 3e4,
-                "rope__scaling__type": "yarn",
-                "rope__scaling__factor": 4.0,
-                "rope__scaling__yarn_beta_fast": 16.0,
-                "rope__scaling__yarn_attn_factor": 1.25,
-                "rope__scaling__original_context_length": 128,
-            },
-            {},
-            fused_experts,
-        ),
-        "gpt-oss": Architecture(
-            "GptOssConfig",
-            {
-                "num_local_experts": 6,
-                "num_experts_per_tok": 2,
-                "head_dim": 16,
-                "sliding_window": 24,
-                "rope_parameters": {
+OTHERS = HYBRIDS | PLAIN
+ARCHITECTURES = OTHERS | {
+    "granite": Architecture("GraniteConfig", GRANITE, GRANITE_SCALES, {}, granite),
+    "granitemoe": Architecture(
+        "GraniteMoeConfig",
+        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2},
+        GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2},
+        {"block_sparse_moe.router": "ffn_gate_inp"},
+        granite,
+    ),
+    "shared granitemoe": Architecture(
+        "GraniteMoeSharedConfig",
+        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 64},
+        GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2, "expert_shared_feed_forward_length": 64},
+        {"block_sparse_moe.router": "ffn_gate_inp"},
+        granite,
+        "granitemoe",
+    ),
+    "mellum": Architecture(
+        "MellumConfig",
+        EXPERTS
+        | {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
+                "full_attention": {
                     "rope_type": "yarn",
                     "rope_theta": 1e4,
                     "factor": 4.0,
-                    "beta_fast": 32.0,
+                    "beta_fast": 16.0,
                     "beta_slow": 1.0,
-                    "truncate": False,
+                    "attention_factor": 1.25,
                     "original_max_position_embeddings": 128,
                 },
             },
-            EXPERT_COUNTS
-            | {
-                "attention__key_length": 16,
-                "attention__sliding_window": 24,
-                "rope__scaling__type": "yarn",
-                "rope__scaling__factor": 4.0,
-                "rope__scaling__original_context_length": 128,
+        },
+        EXPERT_COUNTS
+        | {
+            "attention__key_length": 16,
+            "attention__sliding_window": 24,
+            "attention__sliding_window_pattern": [True, False],
+            "rope__freq_base_swa": 3e4,
+            "rope__scaling__type": "yarn",
+            "rope__scaling__factor": 4.0,
+            "rope__scaling__yarn_beta_fast": 16.0,
+            "rope__scaling__yarn_attn_factor": 1.25,
+            "rope__scaling__original_context_length": 128,
+        },
+        {},
+        fused_experts,
+    ),
+    "gpt-oss": Architecture(
+        "GptOssConfig",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "sliding_window": 24,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 128,
             },
-            {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"},
-            _gpt_oss,
-        ),
-        "deepseek2": Architecture(
-            "DeepseekV3Config",
-            LATENT | {"q_lora_rank": 32, "n_shared_experts": 1, "norm_topk_prob": True},
-            LATENT_COUNTS | {"attention__q_lora_rank": 32, "expert_weights_norm": True, "expert_shared_count": 1},
-            LATENT_MODULES,
-            _deepseek,
-        ),
-    }
-)
+        },
+        EXPERT_COUNTS
+        | {
+            "expert_feed_forward_length": SIZES["intermediate_size"],
+            "attention__key_length": 16,
+            "attention__sliding_window": 24,
+            "rope__scaling__type": "yarn",
+            "rope__scaling__factor": 4.0,
+            "rope__scaling__original_context_length": 128,
+        },
+        {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"},
+        _gpt_oss,
+    ),
+    "deepseek2": Architecture(
+        "DeepseekV3Config",
+        LATENT | {"q_lora_rank": 32, "n_shared_experts": 1, "norm_topk_prob": True},
+        LATENT_COUNTS | {"attention__q_lora_rank": 32, "expert_weights_norm": True, "expert_shared_count": 1},
+        LATENT_MODULES,
+        _deepseek,
+    ),
+}
 
 
 def configured(architecture: Architecture) -> Any:
