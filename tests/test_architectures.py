@@ -21,11 +21,14 @@ from longgraft.trees.tree import ProposalTree
 IN_BLOCKS = "weights are the file's own blocks (--weights float dequantises them)"
 # Few numbers, which files keep as floats, and matrices that a file has in another form.
 FLOATS = {"gate", "router", "shared_expert_gate", "kv_b_proj", "conv1d", "conv", "mixer", "dt_proj"}
+REPEATING = {"nemotron", "qwen3moe"}  # toys that repeat few tokens; "usual qwen3moe" does not
 # torch computes attention with sinks, or with values of another size than keys, and recurrent states.
 SAME_BITS = [
     name
     for name, one in ARCHITECTURES.items()
-    if "expert_count" in one.metadata and name not in ("gpt-oss", "deepseek2") and "ssm__state_size" not in one.metadata
+    if "expert_count" in one.metadata
+    and (one.written or name) not in ("gpt-oss", "deepseek2")
+    and "ssm__state_size" not in one.metadata
 ]
 
 
@@ -79,7 +82,7 @@ def test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model(tmp_path, na
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - {"nemotron"}))  # whose toy repeats one token
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - REPEATING))
 def test_a_file_in_blocks_decodes_the_ids_of_plain_decoding(tmp_path, name, kernels):
     """The prediction has one wrong token, so paths of trees are accepted and cut."""
     write_model(tmp_path / "toy.gguf", name)

@@ -63,7 +63,7 @@ ENTRIES = {
     "expert_count": "num_local_experts num_experts n_routed_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_shared_count": "n_shared_experts",
-    "expert_feed_forward_length": "moe_intermediate_size intermediate_size",
+    "expert_feed_forward_length": "moe_intermediate_size",
     "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     "expert_weights_norm": "norm_topk_prob",
     "expert_weights_scale": "routed_scaling_factor",
@@ -74,6 +74,24 @@ ENTRIES = {
     "ssm.time_step_rank": "num_heads linear_num_value_heads mamba_n_heads time_step_rank",
 }
 """Entries of a configuration by key: the first of these names that the family has."""
+ABSENT = {
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "embedding_scale": 1.0,
+    "residual_scale": 1.0,
+    "logit_scale": 1.0,
+    "leading_dense_block_count": 0,
+    "expert_weights_norm": None,
+    "expert_weights_scale": 1.0,
+    "attention.head_count_kv": None,
+    "attention.key_length": None,
+    "attention.scale": None,
+    "attention.q_lora_rank": None,
+}
+"""Values of keys that a file need not have, as llama.cpp reads them; None: the family's own, or it follows from others.
+
+A file without another key that its family has an entry for is not whole.
+"""
 NORMS = "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_epsilon norm_eps"  # names of a norm's epsilon
 _ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output", "attn_q_a", "attn_kv_a_mqa")
 _NETWORK = ("ffn_gate", "ffn_up", "ffn_down")
@@ -133,6 +151,7 @@ class Architecture:
         epsilon: Key of the norms' epsilon.
         rotates_parts: True if a file may rotate a part of each head.
         constants: Values by key that the model computes with whatever the file says.
+        harmless: Why a key need not be followed, by key.
         notes: Why a key is not followed, by key; people are told.
     """
 
@@ -148,6 +167,7 @@ class Architecture:
     epsilon: str = RMS_EPSILON
     rotates_parts: bool = False
     constants: Mapping[str, Any] = field(default_factory=dict)
+    harmless: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def configuration(self, metadata: Metadata, names: Names, vocabulary: int) -> PretrainedConfig:
@@ -167,10 +187,7 @@ class Architecture:
         family = CONFIG_MAPPING[model_type]
         fields = family.__dataclass_fields__
         keys = ENTRIES | {self.epsilon: NORMS}
-        entries = _entries(metadata, keys, fields) | further
-        for required in ("block_count", "embedding_length", "attention.head_count", self.epsilon):
-            if required not in metadata and not fields.keys().isdisjoint(keys[required].split()):
-                raise KeyError(required)
+        entries = further | _entries(metadata, keys, fields.keys() - further.keys())
         layers = _first(ENTRIES["block_count"], fields)
         entries[layers] = layers_of(metadata)
         entries |= {"vocab_size": vocabulary, "tie_word_embeddings": "output.weight" not in names}
@@ -235,8 +252,10 @@ def _entries(metadata: Metadata, keys: Mapping[str, str], fields: Names) -> dict
     entries = {}
     for key, names in keys.items():
         entry = _first(names, fields)
-        if entry and key in metadata:
-            value = metadata[key]
+        if not entry:
+            continue
+        value = metadata.get(key, ABSENT[key]) if key in ABSENT else metadata[key]
+        if value is not None:
             entries[entry] = value[0] if isinstance(value, list) and len(set(value)) == 1 else value
     return entries
 

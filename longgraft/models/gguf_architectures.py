@@ -54,7 +54,8 @@ def _deepseek(metadata: Metadata, names: Names) -> dict[str, Any]:
     gating = metadata.get("expert_gating_func")
     takes_sigmoid = corrects if gating is None else gating == SIGMOID
     if not takes_sigmoid:
-        entries |= {"model_type": "deepseek_v2", "n_group": None, "topk_group": None, "head_dim": rotated}
+        method = "group_limited_greedy" if entries["n_group"] > 1 else "greedy"
+        entries |= {"model_type": "deepseek_v2", "topk_method": method, "head_dim": rotated}
     return entries
 
 
@@ -169,6 +170,10 @@ ARCHITECTURES: dict[str, Architecture] = {
             "attn_v_b.weight": "self_attn.kv_b_proj.values",
         },
         more=_deepseek,
+        harmless=dict.fromkeys(
+            ("attention.head_count_kv", "attention.key_length", "attention.value_length"),
+            "sizes of the latents, which other keys name",
+        ),
     ),
     "llama": _read_by_transformers("llama"),
     "qwen2": _read_by_transformers("qwen2"),
@@ -183,7 +188,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         notes={"attention.sliding_window": "every layer attends to the whole prompt, as in llama.cpp"},
     ),
     "starcoder2": _read_by_transformers("starcoder2", epsilon=EPSILON),
-    "stablelm": _read_by_transformers("stablelm", epsilon=EPSILON, rotates_parts=True, more=_stablelm),
+    "stablelm": _read_by_transformers(
+        "stablelm",
+        epsilon=EPSILON,
+        rotates_parts=True,
+        more=_stablelm,
+        harmless={"use_parallel_residual": "the norms that a file has say it, as in llama.cpp"},
+    ),
     "nemotron": _read_by_transformers("nemotron", epsilon=EPSILON, rotates_parts=True),
     "gpt2": _read_by_transformers("gpt2", epsilon=EPSILON),
     "mamba": _read_by_transformers("mamba", more=_mamba),

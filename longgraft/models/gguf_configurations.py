@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from longgraft.config.file_errors import reason
 from longgraft.models.gguf_architecture import Metadata
 from longgraft.models.gguf_architectures import ARCHITECTURES
 from longgraft.models.gguf_guard import check_whole
@@ -47,6 +49,11 @@ def configuration_of(reader: Any, table: TensorTable, name: str) -> tuple[Pretra
         raise ValueError(
             f"Model {name!r} lacks the entry {prefix}{error.args[0]} of its metadata. Download the "
             f"file again. {ORIGINAL}"
+        ) from error
+    except (StrictDataclassError, ArithmeticError, TypeError) as error:
+        raise ValueError(
+            f"The metadata of model {name!r} do not fit each other, or {architecture.model_type} models: "
+            f"{reason(error)}. Download the file again. {ORIGINAL}"
         ) from error
     for kind, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         field = reader.fields.get(f"tokenizer.ggml.{key}_token_id")

@@ -25,7 +25,6 @@ HARMLESS = {
     "expert_shared_feed_forward_length": "the matrices' sizes say it",
     "tensor_data_layout": "the origin of the file",
     "pooling_type": "embeddings of whole texts only",
-    "use_parallel_residual": "the norms that a file has say it, as in llama.cpp",
     "rope.dimension_sections": "positions of text are the same in each section",
     "rope.scaling.type": "other scaling is refused when the file is opened",
     "rope.scaling.factor": "other scaling is refused when the file is opened",
@@ -106,14 +105,14 @@ def check_whole(
                 f"Model {name!r} holds the tensor {tensor.name}, which {config.model_type} models have no parameter "
                 f"for: without it, the answers would be another model's. {ORIGINAL}"
             )
-    known = set(_known_keys())
+    known = set(known_keys())
     notes = []
     for key, value in metadata.items():
         whole = f"{table.architecture}.{key}"
         if key in architecture.notes:
             notes.append(f"{whole} = {_shown(value)} is not followed: {architecture.notes[key]}")
             continue
-        if key in metadata.read or key in HARMLESS:
+        if key in metadata.read or key in HARMLESS or key in architecture.harmless:
             continue
         used = architecture.constants.get(key)
         if used is None and key in COMPUTED:
@@ -143,7 +142,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def _known_keys() -> Iterator[str]:
+def known_keys() -> Iterator[str]:
     """Yields the keys of architectures that the package knows."""
     import gguf
 

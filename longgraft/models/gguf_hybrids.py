@@ -152,6 +152,7 @@ def _granite_hybrid(metadata: Metadata, names: Names) -> dict[str, Any]:
         "mamba_expand": inner // metadata["embedding_length"],
         "mamba_d_head": inner // metadata["ssm.time_step_rank"],
         "num_local_experts": metadata.get("expert_count", 0),
+        "num_experts_per_tok": metadata.get("expert_used_count", 0),
         "shared_intermediate_size": shared,
         "position_embedding_type": "rope" if metadata.get("rope.scaling.finetuned") else None,
     }

@@ -59,14 +59,14 @@ THETA = 3e4  # base of the rotation
 EPSILON = 2**-16  # of norms, a number that float32 has
 LATENT = {
     "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
+    "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
     "kv_lora_rank": 32,
     "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 48,
     "num_key_value_heads": 4,
-    "n_group": 1,
+    "n_group": 2,
     "topk_group": 1,
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.5,
@@ -76,11 +76,14 @@ LATENT_COUNTS = EXPERT_COUNTS | {
     "attention__key_length": 40,
     "attention__value_length": 32,
     "attention__head_count_kv": 1,
-    "attention__key_length_mla": 40,
-    "attention__value_length_mla": 32,
+    "attention__key_length_mla": 24,
+    "attention__value_length_mla": 48,
     "rope__dimension_count": 8,
     "leading_dense_block_count": 1,
     "expert_weights_scale": 1.5,
+    "expert_gating_func": 2,
+    "expert_group_count": 2,
+    "expert_group_used_count": 1,
 }
 LATENT_MODULES = {
     "self_attn.q_a_proj": "attn_q_a",
@@ -94,15 +97,15 @@ ARCHITECTURES = OTHERS | {
     "granite": Architecture("GraniteConfig", GRANITE, GRANITE_SCALES, {}, granite),
     "granitemoe": Architecture(
         "GraniteMoeConfig",
-        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2},
-        GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2},
+        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 3},
+        GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 3},
         {"block_sparse_moe.router": "ffn_gate_inp"},
         granite,
     ),
     "shared granitemoe": Architecture(
         "GraniteMoeSharedConfig",
-        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 64},
-        GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2, "expert_shared_feed_forward_length": 64},
+        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 64},
+        GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 3, "expert_shared_feed_forward_length": 64},
         {"block_sparse_moe.router": "ffn_gate_inp"},
         granite,
         "granitemoe",
@@ -111,17 +114,17 @@ ARCHITECTURES = OTHERS | {
         "MellumConfig",
         EXPERTS
         | {
-            "head_dim": 16,
+            "head_dim": 32,
             "sliding_window": 24,
-            "layer_types": ["sliding_attention", "full_attention"],
+            "layer_types": ["full_attention", "sliding_attention"],
             "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
                 "full_attention": {
                     "rope_type": "yarn",
                     "rope_theta": 1e4,
                     "factor": 4.0,
                     "beta_fast": 16.0,
-                    "beta_slow": 1.0,
+                    "beta_slow": 2.0,
                     "attention_factor": 1.25,
                     "original_max_position_embeddings": 128,
                 },
@@ -129,13 +132,14 @@ ARCHITECTURES = OTHERS | {
         },
         EXPERT_COUNTS
         | {
-            "attention__key_length": 16,
+            "attention__key_length": 32,
             "attention__sliding_window": 24,
-            "attention__sliding_window_pattern": [True, False],
-            "rope__freq_base_swa": 3e4,
+            "attention__sliding_window_pattern": [False, True],
+            "rope__freq_base_swa": 2e4,
             "rope__scaling__type": "yarn",
             "rope__scaling__factor": 4.0,
             "rope__scaling__yarn_beta_fast": 16.0,
+            "rope__scaling__yarn_beta_slow": 2.0,
             "rope__scaling__yarn_attn_factor": 1.25,
             "rope__scaling__original_context_length": 128,
         },
@@ -146,15 +150,17 @@ ARCHITECTURES = OTHERS | {
         "GptOssConfig",
         {
             "num_local_experts": 6,
-            "num_experts_per_tok": 2,
-            "head_dim": 16,
+            "num_experts_per_tok": 3,
+            "head_dim": 32,
             "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention"],
             "rope_parameters": {
                 "rope_type": "yarn",
                 "rope_theta": 1e4,
                 "factor": 4.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
+                "beta_fast": 16.0,
+                "beta_slow": 2.0,
+                "attention_factor": 1.25,
                 "truncate": False,
                 "original_max_position_embeddings": 128,
             },
@@ -162,10 +168,14 @@ ARCHITECTURES = OTHERS | {
         EXPERT_COUNTS
         | {
             "expert_feed_forward_length": SIZES["intermediate_size"],
-            "attention__key_length": 16,
+            "attention__key_length": 32,
             "attention__sliding_window": 24,
+            "attention__sliding_window_pattern": [False, True],
             "rope__scaling__type": "yarn",
             "rope__scaling__factor": 4.0,
+            "rope__scaling__yarn_beta_fast": 16.0,
+            "rope__scaling__yarn_beta_slow": 2.0,
+            "rope__scaling__yarn_attn_factor": 1.25,
             "rope__scaling__original_context_length": 128,
         },
         {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"},
@@ -177,6 +187,17 @@ ARCHITECTURES = OTHERS | {
         LATENT_COUNTS | {"attention__q_lora_rank": 32, "expert_weights_norm": True, "expert_shared_count": 1},
         LATENT_MODULES,
         _deepseek,
+    ),
+    "softmax deepseek2": Architecture(
+        "DeepseekV2Config",
+        LATENT
+        | {"q_lora_rank": None, "n_shared_experts": 2, "norm_topk_prob": False, "topk_method": "group_limited_greedy"}
+        | {"topk_group": 2, "n_group": 3, "head_dim": 8},
+        LATENT_COUNTS
+        | {"expert_shared_count": 2, "expert_gating_func": 1, "expert_group_count": 3, "expert_group_used_count": 2},
+        LATENT_MODULES,
+        _deepseek,
+        "deepseek2",
     ),
 }
 

@@ -199,11 +199,11 @@ PLAIN = {
     ),
     "minimax-m2": Architecture(
         "MiniMaxM2Config",
-        partial(0.5) | WIDE | {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32},
+        partial(0.5) | WIDE | {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 32},
         WIDE_KEYS
         | {
             "expert_count": 6,
-            "expert_used_count": 2,
+            "expert_used_count": 3,
             "expert_feed_forward_length": 32,
             "expert_gating_func": 2,
             "rope__dimension_count": 16,
