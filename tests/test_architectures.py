@@ -23,12 +23,11 @@ IN_BLOCKS = "weights are the file's own blocks (--weights float dequantises them
 FLOATS = {"gate", "router", "shared_expert_gate", "kv_b_proj", "conv1d", "conv", "mixer", "dt_proj"}
 REPEATING = {"nemotron", "qwen3moe"}  # toys that repeat few tokens; "usual qwen3moe" does not
 # torch computes attention with sinks, or with values of another size than keys, and recurrent states.
+OTHER_ATTENTION = {"gpt-oss", "deepseek2", "old deepseek2"}
 SAME_BITS = [
     name
     for name, one in ARCHITECTURES.items()
-    if "expert_count" in one.metadata
-    and (one.written or name) not in ("gpt-oss", "deepseek2")
-    and "ssm__state_size" not in one.metadata
+    if "expert_count" in one.metadata and name not in OTHER_ATTENTION and "ssm__state_size" not in one.metadata
 ]
 
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from toys.gguf_models import ARCHITECTURES as TOYS
 from toys.gguf_models import write_model
+from toys.gguf_plain import PLAIN
+from transformers import AutoModelForCausalLM
 
+import longgraft
+from longgraft.config.method_roles import PLAIN as PLAINLY
 from longgraft.models.gguf_architecture import Metadata
 from longgraft.models.gguf_architectures import ARCHITECTURES
-from longgraft.models.gguf_guard import HARMLESS, check_whole, known_keys
+from longgraft.models.gguf_guard import HARMLESS, HARMLESS_TENSORS, check_whole, known_keys
+from longgraft.models.gguf_names import parameters_of, processor_of
 from longgraft.models.gguf_reader import FastGGUFReader
 from longgraft.models.gguf_tensors import FileTensor, TensorTable
 
+VOCABULARY = 300
+FUSED = "ffn_gate_up_exps.weight"  # test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model writes it
 IDS = torch.tensor([[1, 40, 50, 60, 70, 41, 90, 33] * 5])
 # Keys that no toy has: other tests show that they are followed.
 TESTED_ELSEWHERE = {
@@ -54,15 +63,17 @@ def contents(tmp_path_factory):
 
 def configuration(architecture: str, values: dict[str, Any], names) -> Any:
     """Returns what a file with this metadata and these tensors is read as, without its guard."""
-    return ARCHITECTURES[architecture].configuration(Metadata(values), set(names), 300)
+    config = ARCHITECTURES[architecture].configuration(Metadata(values), set(names), VOCABULARY)
+    config.pad_token_id = None
+    return config
 
 
 def read(architecture: str, values: dict[str, Any], names) -> tuple[str, tuple[str, ...]]:
     """Returns (configuration, notes) of a file whose tensors all are taken; raises ValueError if it is refused."""
     metadata = Metadata(values)
     rules = ARCHITECTURES[architecture]
-    config = rules.configuration(metadata, set(names), 300)
-    table = TensorTable(architecture, tuple(FileTensor(name, "F32", (1,), 0, 4) for name in names))
+    config = rules.configuration(metadata, set(names), VOCABULARY)
+    table = table_of(architecture, names)
     return config.to_json_string(), check_whole("toy", table, set(names), rules, (metadata, config))
 
 
@@ -135,3 +146,114 @@ def test_a_toys_values_are_not_those_of_an_absent_key(contents, name):
                 same.add(key)
         untold = same if untold is None else untold & same
     assert untold == INFERRED.get(name, set())
+
+
+def candidates(architecture: str) -> set[str]:
+    """Returns the tensors that the gguf package knows of an architecture, each with a weight and a bias."""
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    tensors = gguf.MODEL_TENSORS[kinds.get(architecture, gguf.MODEL_ARCH.QWEN3MOE)]
+    stems = {gguf.TENSOR_NAMES[tensor].format(bid=layer) for tensor in tensors for layer in (0, 1)}
+    return {f"{stem}.{suffix}" for stem in stems for suffix in ("weight", "bias", "scale")}
+
+
+def table_of(architecture: str, names) -> TensorTable:
+    return TensorTable(architecture, tuple(FileTensor(name, "F32", (1,), 0, 4) for name in names))
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_any_tensor_that_the_package_knows_is_taken_and_in_a_toy_or_refused(contents, name):
+    architecture, values, names = contents(name)
+    written = set().union(*(contents(variant)[2] for variant in variants(name)))
+    rules = ARCHITECTURES[architecture]
+    others = candidates(architecture) - set(names)
+    taken_by_config: dict[str, set[str]] = {}
+    for other in sorted(others):
+        config = configuration(architecture, values, {*names, other})
+        key = config.to_json_string()
+        if key not in taken_by_config:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config)
+            every = table_of(architecture, {*names, *others})
+            taken_by_config[key] = set(parameters_of(model, every, processor_of(architecture, config)))
+        taken = taken_by_config[key]
+        if other in taken:
+            assert other in written or other.endswith(FUSED), other
+        elif not other.endswith(tuple(HARMLESS_TENSORS)):
+            with pytest.raises(ValueError, match=f"^Model 'toy' holds the tensor {re.escape(other)}, which "):
+                check_whole("toy", table_of(architecture, [*names, other]), taken, rules, (Metadata(values), config))
+
+
+def load(path, **options):
+    return longgraft.load(path, None, tell=False, method=PLAINLY, **options)
+
+
+@pytest.mark.parametrize("name", sorted({*PLAIN, "lfm2"}))
+def test_a_dequantised_file_has_the_logits_of_its_model(name, tmp_path):
+    """transformers reads the weights there."""
+    model = write_model(tmp_path / "toy.gguf", name, kind="F32")
+    target = load(tmp_path / "toy.gguf", weights="float").target
+    with torch.no_grad():
+        assert torch.allclose(target.model(IDS).logits, model(IDS).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "refused"),
+    [
+        ("llama", {"attention__scale": 0.3}, r"llama\.attention\.scale = 0\.3\d*, .* would compute with 0\.17"),
+        (
+            "llama",
+            {"attention__sliding_window": 24},
+            r"llama\.attention\.sliding_window = 24, which longgraft does not ",
+        ),
+        ("llama", {"rope__dimension_count": 8}, r"llama\.rope\.dimension_count = 8, .* would compute with 32"),
+        ("qwen2", {"attention__causal": False}, r"qwen2\.attention\.causal = False, which"),
+        ("mamba", {"ssm__dt_b_c_rms": True}, r"mamba\.ssm\.dt_b_c_rms = True, which"),
+        (
+            "qwen3",
+            {"attention__head_count_kv": [2, 4]},
+            r"^The file has another attention\.head_count_kv in each layer",
+        ),
+        (
+            "gemma3",
+            {"attention__key_length": 33},
+            r"^The metadata of model .* do not fit each other, or gemma3_text mo",
+        ),
+        (
+            "qwen3",
+            {"attention__head_count": None},
+            r"^Model .* lacks the entry qwen3\.attention\.head_count of its meta",
+        ),
+    ],
+)
+def test_a_key_that_changes_numbers_and_is_not_followed_is_refused(name, entries, refused, tmp_path):
+    write_model(tmp_path / "toy.gguf", name, **entries)
+    with pytest.raises(ValueError, match=refused):
+        load(tmp_path / "toy.gguf")
+
+
+def test_people_are_told_of_keys_that_are_not_known_or_not_followed_at_each_load(tmp_path):
+    write_model(tmp_path / "toy.gguf", "phi3", made__up=3)
+    for _ in range(2):
+        about = load(tmp_path / "toy.gguf").about
+        assert "phi3.made.up = 3 is not known, and not followed" in about
+        window = "phi3.attention.sliding_window = 24 is not followed: every layer attends to the whole prompt"
+        assert f"{window}, as in llama.cpp" in about
+
+
+@pytest.mark.parametrize(("name", "layers"), [("gemma2", 46), ("gemma3", 62)])
+def test_scores_of_the_largest_gemma_are_scaled_by_a_heads_share_of_the_width(contents, name, layers):
+    architecture, values, names = contents(name)
+    del values["attention.sliding_window_pattern"]
+    largest = configuration(architecture, values | {"block_count": layers}, names)
+    other = configuration(architecture, values | {"block_count": layers - 1}, names)
+    assert (largest.query_pre_attn_scalar, other.query_pre_attn_scalar) == (16, 32)
+
+
+def test_layers_that_predict_several_tokens_are_left_out(tmp_path):
+    model = write_model(tmp_path / "toy.gguf", "llama", kind="F32", nextn_predict_layers=1, block_count=3)
+    assert load(tmp_path / "toy.gguf").target.config.num_hidden_layers == model.config.num_hidden_layers == 2
+    table = table_of("llama", ["blk.2.nextn.eh_proj.weight"])
+    metadata = Metadata({"nextn_predict_layers": 1})
+    assert check_whole("toy", table, (), ARCHITECTURES["llama"], (metadata, model.config)) == ()
+    with pytest.raises(ValueError, match=r"holds the tensor blk\.2\.nextn"):
+        check_whole("toy", table, (), ARCHITECTURES["llama"], (Metadata({}), model.config))

@@ -105,7 +105,6 @@ BIASES = {
     "mamba_proj_bias": _PROJECTIONS,
     "use_conv_bias": ("ssm_conv1d",),
     "mamba_conv_bias": ("ssm_conv1d",),
-    "conv_bias": ("shortconv.conv", "shortconv.in_proj", "shortconv.out_proj"),
 }
 """Modules of a layer whose biases an entry of a configuration turns on: a file tells by their tensors."""
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

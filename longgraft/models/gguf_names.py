@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from longgraft.models.gguf_architecture import JOINED, LATENTS, PARTS, Architecture, Processor
@@ -67,7 +68,7 @@ def _has(model: Any, parameter: str) -> bool:
     try:
         if part in (*PARTS, BOTH):
             experts = model.get_submodule(module_path)
-            if hasattr(experts, "down_proj"):
+            if isinstance(getattr(experts, "down_proj", None), Tensor):
                 return last == "weight" or hasattr(experts, f"down_proj_{last}")
         module = model.get_submodule(path)
     except AttributeError:

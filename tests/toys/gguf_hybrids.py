@@ -123,6 +123,7 @@ DELTA_NET = {
     }.items()
 } | {"post_attention_layernorm": "post_attention_norm"}
 HYBRID = {
+    "attention_bias": True,
     "head_dim": 32,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -187,6 +188,7 @@ GRANITE_HYBRID = GRANITE | {
     "mamba_n_groups": 2,
     "mamba_d_state": 16,
     "mamba_d_conv": 3,
+    "mamba_proj_bias": True,
 }
 GRANITE_COUNTS = (
     GRANITE_SCALES
@@ -232,7 +234,7 @@ HYBRIDS = {
     ),
     "mamba2": Architecture(
         "Mamba2Config",
-        {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "conv_kernel": 3},
+        {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "conv_kernel": 3, "use_bias": True},
         STATES | WITHOUT_ATTENTION,
         MAMBA | {"embeddings": "token_embd", "norm_f": "output_norm", "norm": "attn_norm"},
         _mamba,

@@ -109,5 +109,11 @@ def granite(name: str, tensor: Tensor, config: Any) -> Tensors | None:
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 EXPERT_COUNTS = {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 32}
 SHARED_EXPERT = {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
-GRANITE = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0}
+GRANITE = {
+    "attention_bias": True,
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.0,
+}
 GRANITE_SCALES = {"attention__scale": 0.2, "embedding_scale": 3.0, "residual_scale": 0.7, "logit_scale": 2.0}

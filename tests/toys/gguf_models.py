@@ -58,6 +58,7 @@ def _deepseek(name: str, tensor: Tensor, config: Any) -> Tensors | None:
 THETA = 3e4  # base of the rotation
 EPSILON = 2**-16  # of norms, a number that float32 has
 LATENT = {
+    "attention_bias": True,
     "n_routed_experts": 6,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
@@ -94,7 +95,7 @@ LATENT_MODULES = {
 } | {f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
 OTHERS = HYBRIDS | PLAIN
 ARCHITECTURES = OTHERS | {
-    "granite": Architecture("GraniteConfig", GRANITE, GRANITE_SCALES, {}, granite),
+    "granite": Architecture("GraniteConfig", GRANITE | {"mlp_bias": True}, GRANITE_SCALES, {}, granite),
     "granitemoe": Architecture(
         "GraniteMoeConfig",
         GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 3},
@@ -114,6 +115,7 @@ ARCHITECTURES = OTHERS | {
         "MellumConfig",
         EXPERTS
         | {
+            "attention_bias": True,
             "head_dim": 32,
             "sliding_window": 24,
             "layer_types": ["full_attention", "sliding_attention"],
@@ -188,15 +190,17 @@ ARCHITECTURES = OTHERS | {
         LATENT_MODULES,
         _deepseek,
     ),
-    "softmax deepseek2": Architecture(
+    "old deepseek2": Architecture(
         "DeepseekV2Config",
         LATENT
         | {"q_lora_rank": None, "n_shared_experts": 2, "norm_topk_prob": False, "topk_method": "group_limited_greedy"}
-        | {"topk_group": 2, "n_group": 3, "head_dim": 8},
+        | {"topk_group": 2, "n_group": 3, "head_dim": 8, "mlp_bias": True},
         LATENT_COUNTS
-        | {"expert_shared_count": 2, "expert_gating_func": 1, "expert_group_count": 3, "expert_group_used_count": 2},
-        LATENT_MODULES,
-        _deepseek,
+        | {"expert_shared_count": 2, "expert_gating_func": 1, "expert_group_count": 3, "expert_group_used_count": 2}
+        | {"attention__key_length_mla": None, "attention__value_length_mla": None}
+        | {"attention__key_length": 24, "attention__value_length": 48, "attention__head_count_kv": 4},
+        LATENT_MODULES | {"self_attn.kv_b_proj": "attn_kv_b"},
+        fused_experts,
         "deepseek2",
     ),
 }
