@@ -174,7 +174,7 @@ class Architecture:
 
         Raises:
             KeyError: an entry of the metadata is missing.
-            ValueError: transformers has no such models.
+            ValueError: transformers has no such models, or their layers cannot differ as the file's do.
         """
         further = self.more(metadata, names)
         model_type = further.pop("model_type", self.model_type)
@@ -187,6 +187,8 @@ class Architecture:
         fields = family.__dataclass_fields__
         keys = ENTRIES | {self.epsilon: NORMS}
         entries = further | _entries(metadata, keys, fields.keys() - further.keys())
+        # A family's own tokens are another vocabulary's.
+        entries |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         layers = _first(ENTRIES["block_count"], fields)
         entries[layers] = layers_of(metadata)
         entries |= {"vocab_size": vocabulary, "tie_word_embeddings": "output.weight" not in names}

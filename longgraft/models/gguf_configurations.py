@@ -57,8 +57,8 @@ def configuration_of(reader: Any, table: TensorTable, name: str) -> tuple[Pretra
         ) from error
     for kind, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         field = reader.fields.get(f"tokenizer.ggml.{key}_token_id")
-        # A family's own ids are another vocabulary's.
-        setattr(config, f"{kind}_token_id", None if field is None else int(field.contents()))
+        if field is not None:
+            setattr(config, f"{kind}_token_id", int(field.contents()))
     refuse(config, name)
     restore_rope(config, reader, name)
     with torch.device("meta"):

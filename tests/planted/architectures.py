@@ -11,13 +11,6 @@ MUTATIONS = (
         "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model",
     ),
     Mutation(
-        "sizes of experts are those of one known model",
-        "restore_entries",
-        "if value is not None:",
-        "if False:",
-        "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model",
-    ),
-    Mutation(
         "queries of Granite keep llama.cpp's order",
         "in_halves",
         "if part in name:",
