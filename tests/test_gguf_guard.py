@@ -229,6 +229,13 @@ def test_a_key_that_changes_numbers_and_is_not_followed_is_refused(name, entries
         load(tmp_path / "toy.gguf")
 
 
+def test_keys_of_0_turn_something_off(tmp_path):
+    model = write_model(tmp_path / "toy.gguf", "phi3", attention__sliding_window=0, expert_group_count=0)
+    session = load(tmp_path / "toy.gguf", weights="float")
+    assert torch.allclose(session.target.model(IDS).logits, model(IDS).logits, atol=1e-5)
+    assert not any("is not followed" in line for line in session.about)
+
+
 def test_people_are_told_of_keys_that_are_not_known_or_not_followed_at_each_load(tmp_path):
     write_model(tmp_path / "toy.gguf", "phi3", made__up=3)
     for _ in range(2):

@@ -64,7 +64,7 @@ def _epsilon(config: Any) -> float:
 # What a model computes with, by keys that need not be read because a family has one value, or follows from others.
 COMPUTED: dict[str, Callable[[Any], Any]] = {
     "attention.causal": lambda config: True,
-    "attention.head_count_kv": lambda config: config.num_attention_heads,
+    "attention.head_count_kv": lambda config: getattr(config, "num_attention_heads", math.nan),
     "attention.key_length": _head,
     "attention.value_length": _head,
     "attention.scale": lambda config: _head(config) ** -0.5,
@@ -97,39 +97,39 @@ def check_whole(
     """
     metadata, config = read
     layers = config.num_hidden_layers
-    drafting = [f"blk.{layer}." for layer in range(layers, layers + metadata.get("nextn_predict_layers", 0))]
+    drafting = tuple(f"blk.{layer}." for layer in range(layers, layers + metadata.get("nextn_predict_layers", 0)))
     for tensor in table.tensors:
-        harmless = is_harmless(tensor.name) or tensor.name.startswith(tuple(drafting))
+        harmless = is_harmless(tensor.name) or tensor.name.startswith(drafting)
         if tensor.name not in taken and not harmless:
             raise ValueError(
                 f"Model {name!r} holds the tensor {tensor.name}, which {config.model_type} models have no parameter "
                 f"for: without it, the answers would be another model's. {ORIGINAL}"
             )
-    known = set(known_keys())
-    notes = []
-    for key, value in metadata.items():
-        whole = f"{table.architecture}.{key}"
-        if key in architecture.notes:
-            notes.append(f"{whole} = {_shown(value)} is not followed: {architecture.notes[key]}")
-            continue
-        if key in metadata.read or key in HARMLESS or key in architecture.harmless:
-            continue
-        used = architecture.constants.get(key)
-        if used is None and key in COMPUTED:
-            used = COMPUTED[key](config)
-        if used is None and not value:
-            continue  # 0, False and "" turn something off
-        if used is not None and _same(value, used):
-            continue
-        if used is None and key not in known:
-            notes.append(f"{whole} = {_shown(value)} is not known, and not followed")
-            continue
-        instead = "" if used is None else f", and would compute with {used:g}"
-        raise ValueError(
-            f"Model {name!r} says {whole} = {_shown(value)}, which longgraft does not follow for "
-            f"{config.model_type} models{instead}: the answers would be another model's. {ORIGINAL}"
-        )
+    notes = [f"{table.architecture}.{note}" for note in _notes(name, table, architecture, read)]
     return tuple(notes)
+
+
+def _notes(name: str, table: TensorTable, architecture: Architecture, read: tuple[Metadata, Any]) -> Iterator[str]:
+    """Yields notes on keys that are not followed; raises ValueError for one that changes numbers."""
+    metadata, config = read
+    known = set(known_keys())
+    for key, value in metadata.items():
+        used = architecture.constants.get(key, COMPUTED[key](config) if key in COMPUTED else None)
+        told = value and key in architecture.notes
+        followed = key in metadata.read or key in HARMLESS or key in architecture.harmless
+        off = not value and used is not True  # 0, False and "" turn something off
+        if told:
+            yield f"{key} = {_shown(value)} is not followed: {architecture.notes[key]}"
+        elif followed or off or (used is not None and _same(value, used)):
+            continue
+        elif used is None and key not in known:
+            yield f"{key} = {_shown(value)} is not known, and not followed"
+        else:
+            instead = "" if used is None else f", and would compute with {used:g}"
+            raise ValueError(
+                f"Model {name!r} says {table.architecture}.{key} = {_shown(value)}, which longgraft does not follow for "
+                f"{config.model_type} models{instead}: the answers would be another model's. {ORIGINAL}"
+            )
 
 
 def _same(value: Any, used: float) -> bool:
@@ -146,7 +146,7 @@ def known_keys() -> Iterator[str]:
     """Yields the keys of architectures that the package knows."""
     import gguf
 
-    groups = [gguf.Keys]
+    groups: list[type] = [gguf.Keys]
     for group in groups:
         for name, value in vars(group).items():
             if isinstance(value, type) and not name.startswith("_"):
