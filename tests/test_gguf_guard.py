@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 
 import longgraft
 from longgraft.config.method_roles import PLAIN as PLAINLY
-from longgraft.models.gguf_architecture import Metadata
 from longgraft.models.gguf_architectures import ARCHITECTURES
 from longgraft.models.gguf_guard import HARMLESS, HARMLESS_TENSORS, check_whole, known_keys
+from longgraft.models.gguf_metadata import Metadata
 from longgraft.models.gguf_names import parameters_of, processor_of
 from longgraft.models.gguf_reader import FastGGUFReader
 from longgraft.models.gguf_tensors import FileTensor, TensorTable

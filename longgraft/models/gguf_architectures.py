@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from longgraft.models.gguf_architecture import (
-    EPSILON,
-    SIGMOID,
-    Architecture,
-    Metadata,
-    Names,
-    experts,
-    in_halves,
-    joined,
-    layers_of,
-    shared_experts,
-    window,
-    yarn,
-)
+from longgraft.models.gguf_architecture import SIGMOID, Architecture, experts, in_halves, joined, shared_experts
 from longgraft.models.gguf_hybrids import HYBRIDS, short_convolutions
+from longgraft.models.gguf_metadata import EPSILON, Metadata, Names, layers_of, window, yarn
 
 GEMMA_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models whose scale is by the width and not by a head's
 MELLUM_PERIOD = 4

@@ -12,10 +12,10 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from longgraft.config.file_errors import reason
-from longgraft.models.gguf_architecture import Metadata
 from longgraft.models.gguf_architectures import ARCHITECTURES
 from longgraft.models.gguf_guard import check_whole
 from longgraft.models.gguf_header import ORIGINAL, restore_rope
+from longgraft.models.gguf_metadata import Metadata
 from longgraft.models.gguf_names import parameters_of, processor_of
 from longgraft.models.gguf_tensors import TensorTable
 from longgraft.target_model.supported import refuse

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from longgraft.models.gguf_architecture import EPSILON, NORMS, RMS_EPSILON, Architecture, Metadata
+from longgraft.models.gguf_architecture import Architecture
 from longgraft.models.gguf_header import ORIGINAL
+from longgraft.models.gguf_metadata import EPSILON, NORMS, RMS_EPSILON, Metadata
 from longgraft.models.gguf_tensors import TensorTable
 
 # Tensors that no parameter takes, by the end of their names, and why they may be left out.
@@ -127,8 +128,8 @@ def _notes(name: str, table: TensorTable, architecture: Architecture, read: tupl
         else:
             instead = "" if used is None else f", and would compute with {used:g}"
             raise ValueError(
-                f"Model {name!r} says {table.architecture}.{key} = {_shown(value)}, which longgraft does not follow for "
-                f"{config.model_type} models{instead}: the answers would be another model's. {ORIGINAL}"
+                f"Model {name!r} says {table.architecture}.{key} = {_shown(value)}, which longgraft does not follow "
+                f"for {config.model_type} models{instead}: the answers would be another model's. {ORIGINAL}"
             )
 
 

@@ -10,15 +10,13 @@ from longgraft.models.gguf_architecture import (
     SIGMOID,
     Architecture,
     Config,
-    Metadata,
-    Names,
     experts,
     in_halves,
     joined,
-    layers_of,
     shared_experts,
 )
 from longgraft.models.gguf_header import ORIGINAL
+from longgraft.models.gguf_metadata import Metadata, Names, layers_of
 
 
 def _delta_net_entries(metadata: Metadata, names: Names) -> dict[str, Any]:

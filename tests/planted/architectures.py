@@ -166,7 +166,7 @@ MUTATIONS = (
     ),
     Mutation(
         "Mamba 2 loses the bias of its convolution",
-        "gguf_architecture:BIASES",
+        "gguf_metadata:BIASES",
         '"use_conv_bias": ("ssm_conv1d",)',
         '"use_conv_bias": ()',
         "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model",
@@ -187,14 +187,14 @@ MUTATIONS = (
     ),
     Mutation(
         "Mellum's last layers have windows, too",
-        "gguf_architecture:window",
+        "gguf_metadata:window",
         "if size and slides else",
         "if size else",
         "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model",
     ),
     Mutation(
         "the scale of YaRN's attention is dropped",
-        "gguf_architecture:yarn",
+        "gguf_metadata:yarn",
         "is not None:",
         "is None:",
         "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model",
