@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -19,12 +20,14 @@ from longgraft.trees.tree import ProposalTree
 
 IN_BLOCKS = "weights are the file's own blocks (--weights float dequantises them)"
 # Few numbers, which files keep as floats, and matrices that a file has in another form.
-FLOATS = {"gate", "router", "shared_expert_gate", "kv_b_proj", "conv1d", "conv"}
+FLOATS = {"gate", "router", "shared_expert_gate", "kv_b_proj", "conv1d", "conv", "mixer", "dt_proj"}
+REPEATING = {"nemotron", "qwen3moe"}  # toys that repeat few tokens; "usual qwen3moe" does not
 # torch computes attention with sinks, or with values of another size than keys, and recurrent states.
+OTHER_ATTENTION = {"gpt-oss", "deepseek2", "old deepseek2"}
 SAME_BITS = [
     name
     for name, one in ARCHITECTURES.items()
-    if "expert_count" in one.metadata and name not in ("gpt-oss", "deepseek2") and "ssm__state_size" not in one.metadata
+    if "expert_count" in one.metadata and name not in OTHER_ATTENTION and "ssm__state_size" not in one.metadata
 ]
 
 
@@ -42,9 +45,20 @@ def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
 
 
-def rotary(config) -> dict:
-    """Returns the rotary parameters of a configuration, as its layers use them."""
-    return getattr(config, "rope_parameters", None) or {}
+def differing(found, expected) -> dict:
+    """Returns the entries in which two configurations differ, beside names, tokens and floats' last bits."""
+    other = {"transformers_version", "dtype", "architectures", "bos_token_id", "eos_token_id", "pad_token_id"}
+    ours = json.loads(found.to_json_string(use_diff=False))
+    theirs = json.loads(expected.to_json_string(use_diff=False))
+    entries = type(expected).__dataclass_fields__.keys() & theirs.keys() - other
+    return {key: (ours.get(key), theirs[key]) for key in entries if ours.get(key) != approx(theirs[key])}
+
+
+def approx(value):
+    """Returns a value that equals others whose floats were rounded to float32."""
+    if isinstance(value, dict):
+        return {key: approx(part) for key, part in value.items()}
+    return pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
 
 
 @pytest.mark.parametrize(("name", "fused"), [*((name, False) for name in ARCHITECTURES), ("qwen35moe", True)])
@@ -52,21 +66,22 @@ def test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model(tmp_path, na
     """The kernels round activations to bytes, so the logits differ a little."""
     model = write_model(tmp_path / "toy.gguf", name, fused=fused)
     session = load(tmp_path / "toy.gguf")
-    assert IN_BLOCKS in session.about
+    assert (IN_BLOCKS in session.about) == ARCHITECTURES[name].in_blocks
     expected, found = dict(model.named_parameters()), dict(block_weights(session.target.model))
     assert all(torch.equal(weight[:], expected[key]) for key, weight in found.items() if key in expected)
-    assert rotary(session.target.config) == rotary(model.config)
+    assert differing(session.target.config, model.config) == {}
     floats = dict(session.target.model.named_parameters())
     assert all(torch.allclose(weight, expected[key], atol=1e-6) for key, weight in floats.items())
-    assert {key.split(".")[-2] for key, weight in floats.items() if weight.ndim > 1} <= FLOATS
+    if ARCHITECTURES[name].in_blocks:
+        assert {key.split(".")[-2] for key, weight in floats.items() if weight.ndim > 1} <= FLOATS
     ids = toy_prompt(60)
     logits = read(session.target, Segment(ProposalTree.chain(torch.tensor(ids)), session.target.cache(64))).logits
     with torch.no_grad():
-        assert apart(logits, model(torch.tensor([ids])).logits[0]) < 0.05
+        assert apart(logits, model(torch.tensor([ids])).logits[0]) < (0.1 if name == "mamba" else 0.05)
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - REPEATING))
 def test_a_file_in_blocks_decodes_the_ids_of_plain_decoding(tmp_path, name, kernels):
     """The prediction has one wrong token, so paths of trees are accepted and cut."""
     write_model(tmp_path / "toy.gguf", name)
@@ -132,7 +147,7 @@ def test_files_that_longgraft_reads_by_itself_are_refused_as_floats_or_where_the
     with pytest.raises(ValueError, match=r"is granitemoe, of which longgraft reads GGUF files only in their blocks"):
         load(tmp_path / "toy.gguf", weights="float")
     write_model(tmp_path / "other.gguf", "granitemoe", renamed={"blk.0.ffn_gate_inp.weight": "blk.0.ffn_odd.weight"})
-    with pytest.raises(ValueError, match=r"^The file holds blk\.0\.ffn_odd\.weight, which longgraft does not know of"):
+    with pytest.raises(ValueError, match=r"holds the tensor blk\.0\.ffn_odd\.weight, which granitemoe models have no"):
         load(tmp_path / "other.gguf", weights="gguf")
 
 

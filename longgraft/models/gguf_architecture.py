@@ -5,7 +5,7 @@ They are those of llama.cpp's converter, backwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,23 +14,24 @@ import transformers
 from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.modeling_gguf_pytorch_utils import GGUFTensor
 
-Metadata = Mapping[str, Any]
-"""Metadata of a file, by keys without the architecture before them."""
-Names = Collection[str]
-"""Names of the tensors of a file."""
+from longgraft.models.gguf_metadata import (
+    BIASES,
+    ENTRIES,
+    NORMS,
+    RMS_EPSILON,
+    Metadata,
+    Names,
+    entries_of,
+    first_of,
+    layers_of,
+    share_of,
+    yarn,
+)
+
 Config = Mapping[str, Any]
 """Entries of a configuration by name."""
 
-SIZES = {
-    "context_length": "max_position_embeddings",
-    "block_count": "num_hidden_layers",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-}
-"""Entries of a configuration by the keys that all of these architectures have."""
+
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 """Modules outside of layers."""
 LAYER = {
@@ -45,6 +46,7 @@ LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 """Modules of a layer that most architectures have."""
+SIGMOID = 2  # number of the metadata for routers that take a sigmoid
 PARTS = ("gate", "up", "down")  # matrices of a gated network, in the names of a file
 JOINED = ("first", "second")  # parts of a matrix that the model has as one and the file as two
 LATENTS = ("keys", "values")  # parts of a matrix that expands latents
@@ -60,7 +62,6 @@ class Architecture:
 
     Attributes:
         model_type: transformers' name of it.
-        entries: Entries of the configuration by the metadata's keys, besides SIZES.
         modules: Modules of a layer by their names in the file, or parameters if a suffix is given, besides LAYER.
             MODULE.first and MODULE.second are the two tensors of a matrix that the model has as one.
         outside: Modules outside of layers by their names in the file, besides OUTSIDE.
@@ -70,10 +71,15 @@ class Architecture:
         columns: (name, configuration) -> the model's number of each column of a file's matrix; None: the same.
         joined_rows: (module, configuration) -> the number of each row of a matrix among those of the two that the
             file has; None: they follow each other.
+        by_transformers: True if transformers knows the tensors' names, and undoes what the converter changed.
+        epsilon: Key of the norms' epsilon.
+        rotates_parts: True if a file may rotate a part of each head.
+        constants: Values by key that the model computes with whatever the file says.
+        harmless: Why a key need not be followed, by key.
+        notes: Why a key is not followed, by key; people are told.
     """
 
     model_type: str
-    entries: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
     outside: Mapping[str, str] = field(default_factory=dict)
     root: str = "model"
@@ -81,13 +87,19 @@ class Architecture:
     change: Callable[[str, np.ndarray, Config], np.ndarray] = _same
     columns: Callable[[str, Config], np.ndarray | None] = lambda name, config: None
     joined_rows: Callable[[str, Config], np.ndarray | None] = lambda module, config: None
+    by_transformers: bool = False
+    epsilon: str = RMS_EPSILON
+    rotates_parts: bool = False
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    harmless: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def configuration(self, metadata: Metadata, names: Names, vocabulary: int) -> PretrainedConfig:
         """Makes the configuration of a file with this metadata, these tensors and a vocabulary of this size.
 
         Raises:
             KeyError: an entry of the metadata is missing.
-            ValueError: transformers has no such models.
+            ValueError: transformers has no such models, or their layers cannot differ as the file's do.
         """
         further = self.more(metadata, names)
         model_type = further.pop("model_type", self.model_type)
@@ -97,19 +109,40 @@ class Architecture:
                 "which the file holds. Install a newer one: pip install -U transformers."
             )
         family = CONFIG_MAPPING[model_type]
-        common = _entries(metadata, SIZES)
-        base = metadata.get("rope.freq_base", 1e4)
-        common["rope_parameters"] = {"rope_type": "default", "rope_theta": base}
-        # Mamba 2 has neither heads nor positions.
-        entries = {entry: value for entry, value in common.items() if entry in family.__dataclass_fields__}
-        entries |= _entries(metadata, self.entries)
+        fields = family.__dataclass_fields__
+        keys = ENTRIES | {self.epsilon: NORMS}
+        entries = further | entries_of(metadata, keys, fields.keys() - further.keys())
+        # A family's own tokens are another vocabulary's.
+        entries |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        layers = first_of(ENTRIES["block_count"], fields)
+        entries[layers] = layers_of(metadata)
         entries |= {"vocab_size": vocabulary, "tie_word_embeddings": "output.weight" not in names}
-        return family(**entries | further)
+        biased = {name.split(".", 2)[-1].removesuffix(".bias") for name in names if name.endswith(".bias")}
+        entries |= {entry: not biased.isdisjoint(BIASES[entry]) for entry in BIASES.keys() & fields.keys()}
+        if "num_attention_heads" in fields:
+            entries = self._attention(metadata, entries, fields) | entries
+        listed = [key for key, entry in keys.items() if isinstance(entries.get(first_of(entry, fields)), list)]
+        if listed:
+            raise ValueError(f"The file has another {listed[0]} in each layer, which {model_type} models cannot have.")
+        return family(**entries)
+
+    def _attention(self, metadata: Metadata, entries: Config, fields: Names) -> dict[str, Any]:
+        """Returns llama.cpp's readings of absent keys, which are other than a family's defaults, and the rotation."""
+        heads = entries["num_attention_heads"]
+        size = entries.get("head_dim", entries["hidden_size"] // heads)
+        absent = {"num_key_value_heads": heads, "head_dim": size, "attention_multiplier": size**-0.5}
+        found = {entry: value for entry, value in absent.items() if entry in fields}
+        if "rope_parameters" in fields and "rope_parameters" not in entries:
+            rope = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 1e4)} | yarn(metadata)
+            if self.rotates_parts:
+                rope["partial_rotary_factor"] = share_of(metadata.get("rope.dimension_count", size), size)
+            found["rope_parameters"] = rope
+        return found
 
     def parameter(self, tensor: str, layers: int) -> str | None:
         """Returns the parameter that a tensor of the file belongs to; None if it is not known.
 
-        layers: number of the model's; tensors of further layers, which predict several tokens, have the parameter ""
+        layers: number of the model's
         """
         stem, _, suffix = tensor.rpartition(".")
         if not tensor.startswith("blk."):
@@ -119,7 +152,7 @@ class Architecture:
             return f"{outside[stem]}.{suffix}"
         _, layer, name = tensor.split(".", 2)
         if int(layer) >= layers:
-            return ""
+            return None
         modules = LAYER | dict(self.modules)
         if name in modules:
             return f"{self.root}.layers.{layer}.{modules[name]}"
@@ -127,11 +160,6 @@ class Architecture:
         if stem not in modules:
             return None
         return f"{self.root}.layers.{layer}.{modules[stem]}.{suffix}"
-
-
-def _entries(metadata: Metadata, names: Mapping[str, str]) -> dict[str, Any]:
-    """Returns entries of a configuration, by the names that the metadata's keys have there."""
-    return {entry: metadata[key] for key, entry in names.items() if key in metadata}
 
 
 @dataclass(frozen=True)
@@ -167,20 +195,3 @@ def shared_experts(module: str) -> dict[str, str]:
 def joined(first: str, second: str, module: str) -> dict[str, str]:
     """Names of the two tensors of a matrix that the model has as one."""
     return {f"{first}.weight": f"{module}.{JOINED[0]}", f"{second}.weight": f"{module}.{JOINED[1]}"}
-
-
-def yarn(metadata: Metadata) -> dict[str, Any]:
-    """Returns entries of YaRN's rotary scaling; {} if positions are not scaled so."""
-    if metadata.get("rope.scaling.type") != "yarn":
-        return {}
-    scaling = {
-        "rope_type": "yarn",
-        "factor": metadata["rope.scaling.factor"],
-        "original_max_position_embeddings": metadata["rope.scaling.original_context_length"],
-        "beta_fast": metadata.get("rope.scaling.yarn_beta_fast", 32.0),
-        "beta_slow": metadata.get("rope.scaling.yarn_beta_slow", 1.0),
-    }
-    attention_factor = metadata.get("rope.scaling.yarn_attn_factor")
-    if attention_factor is not None:
-        scaling["attention_factor"] = attention_factor
-    return scaling

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from longgraft.models.gguf_architecture import (
-    Architecture,
-    Metadata,
-    Names,
-    experts,
-    in_halves,
-    joined,
-    shared_experts,
-    yarn,
-)
-from longgraft.models.gguf_hybrids import EXPERTS, GRANITE, HYBRIDS
+from longgraft.models.gguf_architecture import SIGMOID, Architecture, experts, in_halves, joined, shared_experts
+from longgraft.models.gguf_hybrids import HYBRIDS, short_convolutions
+from longgraft.models.gguf_metadata import EPSILON, Metadata, Names, layers_of, window, yarn
 
-SIGMOID = 2  # number of the metadata for routers that take a sigmoid
-PERIOD = 4  # of Mellum's layers, the last of so many attends to everything, unless a file lists them
+GEMMA_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models whose scale is by the width and not by a head's
+MELLUM_PERIOD = 4
+GEMMA2_PERIOD = 2
+GEMMA3_PERIOD = 6
+GPT_OSS_PERIOD = 2
+GEMMA2_WINDOW = 4096  # llama.cpp's, if a file names none
 
 
 def _gpt_oss(metadata: Metadata, names: Names) -> dict[str, Any]:
@@ -25,7 +21,7 @@ def _gpt_oss(metadata: Metadata, names: Names) -> dict[str, Any]:
     scaling = yarn(metadata)
     if scaling:
         rope |= scaling | {"truncate": False}
-    return {"rope_parameters": rope}
+    return window(metadata, GPT_OSS_PERIOD) | {"rope_parameters": rope}
 
 
 def _deepseek(metadata: Metadata, names: Names) -> dict[str, Any]:
@@ -46,7 +42,8 @@ def _deepseek(metadata: Metadata, names: Names) -> dict[str, Any]:
     gating = metadata.get("expert_gating_func")
     takes_sigmoid = corrects if gating is None else gating == SIGMOID
     if not takes_sigmoid:
-        entries |= {"model_type": "deepseek_v2", "n_group": None, "topk_group": None}
+        method = "group_limited_greedy" if entries["n_group"] > 1 else "greedy"
+        entries |= {"model_type": "deepseek_v2", "topk_method": method, "head_dim": rotated}
     return entries
 
 
@@ -62,24 +59,66 @@ def _mellum(metadata: Metadata, names: Names) -> dict[str, Any]:
     base = metadata.get("rope.freq_base", 500000.0)
     full = {"rope_type": "default", "rope_theta": base} | yarn(metadata)
     sliding = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", base)}
-    layers = metadata["block_count"] - metadata.get("nextn_predict_layers", 0)
-    pattern = metadata.get("attention.sliding_window_pattern", PERIOD)
-    if isinstance(pattern, int):
-        pattern = [(layer + 1) % pattern != 0 for layer in range(layers)]
-    windowed = "attention.sliding_window" in metadata
-    kinds = ["sliding_attention" if windowed and slides else "full_attention" for slides in pattern[:layers]]
-    return {
-        "num_hidden_layers": layers,
-        "layer_types": kinds,
+    return window(metadata, MELLUM_PERIOD) | {
         "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
     }
 
 
+def _sizes(metadata: Metadata) -> tuple[int, int]:
+    """Returns (a head's share of the width, the size of its keys)."""
+    share = metadata["embedding_length"] // metadata["attention.head_count"]
+    return share, metadata.get("attention.key_length", share)
+
+
+def _gemma2(metadata: Metadata, names: Names) -> dict[str, Any]:
+    return window(metadata, GEMMA2_PERIOD, GEMMA2_WINDOW) | _scale(metadata, GEMMA_27B["gemma2"])
+
+
+def _gemma3(metadata: Metadata, names: Names) -> dict[str, Any]:
+    """Layers with a window have a rotation of their own."""
+    full = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 1e4)}
+    sliding = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", 1e4)}
+    rope = {"full_attention": full, "sliding_attention": sliding}
+    return window(metadata, GEMMA3_PERIOD) | _scale(metadata, GEMMA_27B["gemma3"]) | {"rope_parameters": rope}
+
+
+def _scale(metadata: Metadata, largest: int) -> dict[str, Any]:
+    """Returns the square of the number that scores are divided by, which files do not hold.
+
+    llama.cpp tells the largest model by its layers, too: its heads are not as wide as their share of the width.
+    """
+    share, size = _sizes(metadata)
+    return {"query_pre_attn_scalar": share if layers_of(metadata) == largest else size}
+
+
+def _stablelm(metadata: Metadata, names: Names) -> dict[str, Any]:
+    return {"use_parallel_residual": not any(".ffn_norm." in name for name in names)}
+
+
+def _mamba(metadata: Metadata, names: Names) -> dict[str, Any]:
+    return {"expand": metadata["ssm.inner_size"] // metadata["embedding_length"]}
+
+
+def _lfm2(metadata: Metadata, names: Names) -> dict[str, Any]:
+    return short_convolutions(metadata) | {"block_auto_adjust_ff_dim": False}
+
+
+def _qwen3_moe(metadata: Metadata, names: Names) -> dict[str, Any]:
+    _, size = _sizes(metadata)
+    return {
+        "head_dim": size,
+        "norm_topk_prob": metadata.get("expert_weights_norm", True),
+    }
+
+
+def _read_by_transformers(model_type: str, **more: Any) -> Architecture:
+    return Architecture(model_type, by_transformers=True, **more)
+
+
 ARCHITECTURES: dict[str, Architecture] = {
-    "granite": Architecture("granite", GRANITE, change=in_halves),
+    "granite": Architecture("granite", change=in_halves),
     "granitemoe": Architecture(
         "granitemoe",
-        GRANITE | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
         experts("block_sparse_moe.experts")
         | joined("ffn_gate_shexp", "ffn_up_shexp", "shared_mlp.input_linear")
         | {"ffn_gate_inp": "block_sparse_moe.router", "ffn_down_shexp": "shared_mlp.output_linear"},
@@ -88,12 +127,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gpt-oss": Architecture(
         "gpt_oss",
-        {
-            "expert_count": "num_local_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "attention.key_length": "head_dim",
-            "attention.sliding_window": "sliding_window",
-        },
         experts("mlp.experts")
         | {
             "ffn_gate_inp": "mlp.router",
@@ -104,22 +137,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "mellum": Architecture(
         "mellum",
-        EXPERTS | {"attention.key_length": "head_dim", "attention.sliding_window": "sliding_window"},
         experts("mlp.experts")
         | {"ffn_gate_inp": "mlp.gate", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
         more=_mellum,
     ),
     "deepseek2": Architecture(
         "deepseek_v3",
-        {
-            "expert_count": "n_routed_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "expert_shared_count": "n_shared_experts",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_weights_scale": "routed_scaling_factor",
-            "leading_dense_block_count": "first_k_dense_replace",
-            "attention.kv_lora_rank": "kv_lora_rank",
-        },
         experts("mlp.experts")
         | shared_experts("mlp.shared_experts")
         | {
@@ -135,6 +158,35 @@ ARCHITECTURES: dict[str, Architecture] = {
             "attn_v_b.weight": "self_attn.kv_b_proj.values",
         },
         more=_deepseek,
+        harmless=dict.fromkeys(
+            ("attention.head_count_kv", "attention.key_length", "attention.value_length"),
+            "sizes of the latents, which other keys name",
+        ),
     ),
+    "llama": _read_by_transformers("llama"),
+    "qwen2": _read_by_transformers("qwen2"),
+    "qwen2moe": _read_by_transformers("qwen2_moe"),
+    "qwen3": _read_by_transformers("qwen3"),
+    "qwen3moe": _read_by_transformers("qwen3_moe", more=_qwen3_moe),
+    "gemma2": _read_by_transformers("gemma2", more=_gemma2),
+    "gemma3": _read_by_transformers("gemma3_text", more=_gemma3),
+    "phi3": _read_by_transformers(
+        "phi3",
+        rotates_parts=True,
+        notes={"attention.sliding_window": "every layer attends to the whole prompt, as in llama.cpp"},
+    ),
+    "starcoder2": _read_by_transformers("starcoder2", epsilon=EPSILON),
+    "stablelm": _read_by_transformers(
+        "stablelm",
+        epsilon=EPSILON,
+        rotates_parts=True,
+        more=_stablelm,
+        harmless={"use_parallel_residual": "the norms that a file has say it, as in llama.cpp"},
+    ),
+    "nemotron": _read_by_transformers("nemotron", epsilon=EPSILON, rotates_parts=True),
+    "gpt2": _read_by_transformers("gpt2", epsilon=EPSILON),
+    "mamba": _read_by_transformers("mamba", more=_mamba),
+    "lfm2": _read_by_transformers("lfm2", more=_lfm2),
+    "minimax-m2": _read_by_transformers("minimax_m2", rotates_parts=True, constants={"expert_gating_func": SIGMOID}),
 } | HYBRIDS
 """Architectures by the names that files give them."""

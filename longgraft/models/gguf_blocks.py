@@ -22,15 +22,14 @@ from longgraft.kernels.expert_weights import StackedWeight
 from longgraft.kernels.mapped_memory import MappedMemory
 from longgraft.kernels.packed_weight import BLOCK_TYPES, JoinedWeight, PackedWeight, ReorderedWeight, Zeros
 from longgraft.models.gguf_architecture import JOINED, LATENTS, PARTS, Processor
-from longgraft.models.gguf_architectures import ARCHITECTURES
-from longgraft.models.gguf_names import parameters_of
+from longgraft.models.gguf_names import BOTH, parameters_of, processor_of
 from longgraft.models.gguf_tensors import FileRows, FileTensor, TensorTable, floats_of
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.experts import BlockExperts, gate_of_experts, is_router
 
 SLAB = 1 << 23  # bytes of a tensor that are read at once
+MULTIPLIED = ".ssm_dt.weight"  # Mamba's own code multiplies with this weight, outside of its module
 FULL = 0.9  # share of the free memory that weights may take, beside the cache and passes
-BOTH = "gate_up"  # gates and ups of all experts in one tensor
 
 
 class NoBlocks(ValueError):
@@ -55,15 +54,11 @@ def model_in_blocks(
         ValueError: a tensor is missing or has another shape.
     """
     from accelerate import init_empty_weights
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
     with init_empty_weights(include_buffers=False):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     table = TensorTable.read(folder)
-    if table.architecture in ARCHITECTURES:
-        processor: Any = Processor(ARCHITECTURES[table.architecture], config.to_dict())
-    else:
-        processor = TENSOR_PROCESSORS.get(table.architecture, TensorProcessor)(config.to_dict())
+    processor = processor_of(table.architecture, config)
     names = parameters_of(model, table, processor)
     filler = _Filler(file, model, dtype, kernels, processor)
     if table.packed_bytes > FULL * free_bytes(torch.device("cpu")):
@@ -126,7 +121,7 @@ class _Filler:
         if last in (*LATENTS, *JOINED):
             self.parts.setdefault(path, {})[last] = tensor
             return
-        if tensor.type not in BLOCK_TYPES or is_router(module):
+        if tensor.type not in BLOCK_TYPES or is_router(module) or tensor.name.endswith(MULTIPLIED):
             self._fill_floats(module, last, tensor)
         elif last != "weight" or not isinstance(module, nn.Linear | nn.Embedding):
             raise NoBlocks(f"{tensor.name} is the weight of a {type(module).__name__}")

@@ -1,4 +1,4 @@
-"""Configurations of GGUF files, as far as transformers does not make them from the metadata."""
+"""The configuration of a GGUF file, made of its metadata."""
 
 from __future__ import annotations
 
@@ -7,60 +7,64 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from transformers import PretrainedConfig
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from longgraft.models.gguf_architecture import Architecture
-from longgraft.models.gguf_header import ORIGINAL
+from longgraft.config.file_errors import reason
+from longgraft.models.gguf_architectures import ARCHITECTURES
+from longgraft.models.gguf_guard import check_whole
+from longgraft.models.gguf_header import ORIGINAL, restore_rope
+from longgraft.models.gguf_metadata import Metadata
+from longgraft.models.gguf_names import parameters_of, processor_of
+from longgraft.models.gguf_tensors import TensorTable
 from longgraft.target_model.supported import refuse
 
 ARCHITECTURE = "general.architecture"
 KNOWN = b"qwen2"  # an architecture with byte-level tokens, whose tokenizers transformers reads
-# Entries that transformers leaves at the sizes of one known model, by the metadata's keys.
-_LEFT_OUT = {
-    "qwen2moe": {
-        "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    },
-    "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
-}
 
 
-def restore_entries(config: Any, metadata: dict[str, Any], architecture: str) -> None:
-    """Sets the entries that transformers leaves out."""
-    for key, entry in _LEFT_OUT.get(architecture, {}).items():
-        value = metadata.get(f"{architecture}.{key}")
-        if value is not None:
-            setattr(config, entry, value)
+def configuration_of(reader: Any, table: TensorTable, name: str) -> tuple[PretrainedConfig, tuple[str, ...]]:
+    """Returns the configuration of a file, and notes on what of the file it does not follow.
 
-
-def configuration_of(architecture: Architecture, name: str, reader: Any, model: str) -> PretrainedConfig:
-    """Returns the configuration of a file of an architecture that transformers does not read.
-
-    name: the architecture's in the metadata; model: name of the model in messages
+    name: name of the model in messages
 
     Raises:
-        ValueError: an entry of the metadata is missing, or the model cannot be decoded.
+        ValueError: longgraft does not read this architecture, an entry of the metadata is missing or not followed, a
+            tensor is not known, or the model cannot be decoded.
     """
-    metadata = {
-        key.removeprefix(f"{name}."): field.contents()
-        for key, field in reader.fields.items()
-        if key.startswith(f"{name}.")
-    }
-    tokens = reader.fields["tokenizer.ggml.tokens"]
-    names = {tensor.name for tensor in reader.tensors}
+    architecture = ARCHITECTURES.get(table.architecture)
+    if architecture is None:
+        raise ValueError(
+            f"Model {name!r} is of the architecture {table.architecture!r}, and longgraft reads GGUF files of "
+            f"{', '.join(sorted(ARCHITECTURES))}. {ORIGINAL}"
+        )
+    prefix = f"{table.architecture}."
+    fields = reader.fields.items()
+    metadata = Metadata({key.removeprefix(prefix): field.contents() for key, field in fields if key.startswith(prefix)})
+    vocabulary = len(reader.fields["tokenizer.ggml.tokens"].data)
     try:
-        config = architecture.configuration(metadata, names, len(tokens.data))
+        config = architecture.configuration(metadata, {tensor.name for tensor in table.tensors}, vocabulary)
     except KeyError as error:
         raise ValueError(
-            f"Model {model!r} lacks the entry {name}.{error.args[0]} of its metadata. Download the "
+            f"Model {name!r} lacks the entry {prefix}{error.args[0]} of its metadata. Download the "
             f"file again. {ORIGINAL}"
         ) from error
-    for kind in ("bos", "eos"):
-        field = reader.fields.get(f"tokenizer.ggml.{kind}_token_id")
+    except (StrictDataclassError, ArithmeticError, TypeError) as error:
+        raise ValueError(
+            f"The metadata of model {name!r} do not fit each other, or {architecture.model_type} models: "
+            f"{reason(error)}. Download the file again. {ORIGINAL}"
+        ) from error
+    for kind, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        field = reader.fields.get(f"tokenizer.ggml.{key}_token_id")
         if field is not None:
             setattr(config, f"{kind}_token_id", int(field.contents()))
-    refuse(config, model)
-    return config
+    refuse(config, name)
+    restore_rope(config, reader, name)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    taken = parameters_of(model, table, processor_of(table.architecture, config))
+    return config, check_whole(name, table, taken, architecture, (metadata, config))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from transformers import GenerationConfig
 
 from longgraft.config.file_errors import reason
 from longgraft.models.gguf_architectures import ARCHITECTURES
-from longgraft.models.gguf_configurations import configuration_of, read_as_known, restore_entries
+from longgraft.models.gguf_configurations import configuration_of, read_as_known
 from longgraft.models.gguf_header import (
     ORIGINAL,
     check_packages,
@@ -28,7 +29,6 @@ from longgraft.models.gguf_header import (
     metadata_of,
     open_gguf,
     refuse_old,
-    restore_rope,
     without_absent_tokens,
 )
 from longgraft.models.gguf_tensors import TENSORS, TensorTable
@@ -42,7 +42,7 @@ NAMED = 6  # files that an error message names
 ROOM = 50_000_000  # most bytes of a description
 # Errors over metadata that no converter writes, such as a list for a number.
 UNREADABLE = (LookupError, TypeError, AttributeError, ArithmeticError, UnicodeError)
-VERSION = 4  # of the folders made of a file: raise it if a file is read as another tokenizer or model
+VERSION = 5  # of the folders made of a file: raise it if a file is read as another tokenizer or model
 
 
 def gguf_of(model: str) -> Path | None:
@@ -139,7 +139,7 @@ def dequantized(name: str, described: Path, gguf: Callable[[], Path], dtype: tor
             "the file that has them."
         )
     architecture = metadata_of(reader)["general.architecture"]
-    if architecture in ARCHITECTURES:
+    if not ARCHITECTURES[architecture].by_transformers:
         raise ValueError(
             f"Model {name!r} is {architecture}, of which longgraft reads GGUF files only in "
             f"their blocks: on a CPU with compiled kernels, in float32 or bfloat16. {ORIGINAL}"
@@ -214,26 +214,19 @@ def _parsed_once(reader: Any) -> Iterator[None]:
 
 def _describe(reader: Any, file: Path, name: str, out: Path) -> None:
     """Writes configuration, tokenizer and end tokens as transformers' own files, and the table of tensors."""
-    metadata = metadata_of(reader)
-    architecture = metadata["general.architecture"]
-    ours = ARCHITECTURES.get(architecture)
+    table = TensorTable.of(reader)
     with without_absent_tokens(file, reader) as readable, _parsed_once(reader):
-        if ours is None:
-            config: Any = read_config(str(readable.parent), name, readable.name)
-            restore_rope(config, reader, name)
-            restore_entries(config, metadata, architecture)
+        config, notes = configuration_of(reader, table, name)
+        known = nullcontext() if ARCHITECTURES[table.architecture].by_transformers else read_as_known(reader)
+        with known:
             tokenizer = gguf_tokenizer(readable, reader, name)
-        else:
-            config = configuration_of(ours, architecture, reader, name)
-            with read_as_known(reader):
-                tokenizer = gguf_tokenizer(readable, reader, name)
     config.save_pretrained(out)
     tokenizer.save_pretrained(out)
     ends: Any = end_ids(reader) or None
     if ends and len(ends) == 1:
         ends = ends[0]
     GenerationConfig(eos_token_id=ends).save_pretrained(out)
-    TensorTable.of(reader).write(out)
+    replace(table, notes=notes).write(out)
 
 
 def _write_floats(file: Path, name: str, dtype: torch.dtype, out: Path) -> None:

@@ -7,38 +7,26 @@ from typing import Any
 import numpy as np
 
 from longgraft.models.gguf_architecture import (
+    SIGMOID,
     Architecture,
     Config,
-    Metadata,
-    Names,
     experts,
     in_halves,
     joined,
     shared_experts,
 )
 from longgraft.models.gguf_header import ORIGINAL
+from longgraft.models.gguf_metadata import Metadata, Names, layers_of
 
 
 def _delta_net_entries(metadata: Metadata, names: Names) -> dict[str, Any]:
-    size = metadata["attention.key_length"]
     heads = metadata["ssm.time_step_rank"]
-    layers = metadata["block_count"] - metadata.get("nextn_predict_layers", 0)
+    layers = layers_of(metadata)
     interval = metadata.get("full_attention_interval", 4)
     kinds = ["linear_attention"] * layers
     for layer in range(interval - 1, layers, interval):
         kinds[layer] = "full_attention"
-    rope = {
-        "rope_type": "default",
-        "rope_theta": metadata.get("rope.freq_base", 1e7),
-        "partial_rotary_factor": metadata["rope.dimension_count"] / size,
-    }
-    return {
-        "num_hidden_layers": layers,
-        "layer_types": kinds,
-        "rope_parameters": rope,
-        "head_dim": size,
-        "linear_value_head_dim": metadata["ssm.inner_size"] // heads,
-    }
+    return {"layer_types": kinds, "linear_value_head_dim": metadata["ssm.inner_size"] // heads}
 
 
 def _delta_net(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
@@ -100,8 +88,12 @@ def _kinds(metadata: Metadata, kind: str) -> dict[str, Any]:
     return {"num_key_value_heads": max(heads), "layer_types": ["full_attention" if count else kind for count in heads]}
 
 
+def short_convolutions(metadata: Metadata) -> dict[str, Any]:
+    return _kinds(metadata, "conv")
+
+
 def _convolutions(metadata: Metadata, names: Names) -> dict[str, Any]:
-    return _kinds(metadata, "conv") | {"use_expert_bias": any("exp_probs_b" in name for name in names)}
+    return short_convolutions(metadata) | {"use_expert_bias": any("exp_probs_b" in name for name in names)}
 
 
 def _convolution(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
@@ -135,17 +127,11 @@ def _mamba_change(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
     return in_halves(name, weights, config)
 
 
-def _has_bias(module: str, names: Names) -> bool:
-    return any(name.endswith(f".{module}.bias") for name in names)
-
-
 def _mamba2(metadata: Metadata, names: Names) -> dict[str, Any]:
     inner = metadata["ssm.inner_size"]
     return {
         "expand": inner // metadata["embedding_length"],
         "head_dim": inner // metadata["ssm.time_step_rank"],
-        "use_bias": _has_bias("ssm_in", names),
-        "use_conv_bias": _has_bias("ssm_conv1d", names),
     }
 
 
@@ -163,34 +149,13 @@ def _granite_hybrid(metadata: Metadata, names: Names) -> dict[str, Any]:
     return _kinds(metadata, "linear_attention") | {
         "mamba_expand": inner // metadata["embedding_length"],
         "mamba_d_head": inner // metadata["ssm.time_step_rank"],
-        "mamba_proj_bias": _has_bias("ssm_in", names),
-        "mamba_conv_bias": _has_bias("ssm_conv1d", names),
         "num_local_experts": metadata.get("expert_count", 0),
+        "num_experts_per_tok": metadata.get("expert_used_count", 0),
         "shared_intermediate_size": shared,
         "position_embedding_type": "rope" if metadata.get("rope.scaling.finetuned") else None,
     }
 
 
-EXPERTS = {
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
-GRANITE = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-_DELTA_NET_SIZES = {
-    "ssm.conv_kernel": "linear_conv_kernel_dim",
-    "ssm.state_size": "linear_key_head_dim",
-    "ssm.group_count": "linear_num_key_heads",
-    "ssm.time_step_rank": "linear_num_value_heads",
-}
-_DELTA_NET_EXPERTS = (
-    _DELTA_NET_SIZES | EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
-)
 _DELTA_NET = {
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_dt.bias": "linear_attn.dt_bias",
@@ -225,37 +190,30 @@ _QWEN_EXPERTS = (
 HYBRIDS = {
     "qwen35": Architecture(
         "qwen3_5_text",
-        _DELTA_NET_SIZES,
         _QWEN35,
+        rotates_parts=True,
         more=_delta_net_entries,
         change=_alternating_delta_net,
         columns=_alternating_columns,
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
-        _DELTA_NET_EXPERTS,
         _QWEN35 | _QWEN_EXPERTS,
+        rotates_parts=True,
         more=_delta_net_entries,
         change=_alternating_delta_net,
         columns=_alternating_columns,
     ),
     "qwen3next": Architecture(
         "qwen3_next",
-        _DELTA_NET_EXPERTS,
         _QWEN3_NEXT | _QWEN_EXPERTS,
+        rotates_parts=True,
         more=_delta_net_entries,
         change=_delta_net,
         joined_rows=_rows_by_key_head,
     ),
     "lfm2moe": Architecture(
         "lfm2_moe",
-        EXPERTS
-        | {
-            "shortconv.l_cache": "conv_L_cache",
-            "leading_dense_block_count": "num_dense_layers",
-            "expert_weights_scale": "routed_scaling_factor",
-            "attention.layer_norm_rms_epsilon": "norm_eps",
-        },
         experts("feed_forward.experts")
         | {
             "attn_norm": "operator_norm",
@@ -275,17 +233,10 @@ HYBRIDS = {
         {"token_embd_norm": "model.embedding_norm"},
         more=_convolutions,
         change=_convolution,
+        constants={"expert_gating_func": SIGMOID},
     ),
     "granitehybrid": Architecture(
         "granitemoehybrid",
-        GRANITE
-        | {
-            "ssm.conv_kernel": "mamba_d_conv",
-            "ssm.state_size": "mamba_d_state",
-            "ssm.group_count": "mamba_n_groups",
-            "ssm.time_step_rank": "mamba_n_heads",
-            "expert_used_count": "num_experts_per_tok",
-        },
         _mamba("mamba")
         | experts("block_sparse_moe.experts")
         | {"ffn_gate_inp": "block_sparse_moe.router"}
@@ -297,13 +248,6 @@ HYBRIDS = {
     ),
     "mamba2": Architecture(
         "mamba2",
-        {
-            "ssm.conv_kernel": "conv_kernel",
-            "ssm.state_size": "state_size",
-            "ssm.group_count": "n_groups",
-            "ssm.time_step_rank": "num_heads",
-            "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
-        },
         _mamba("mixer") | {"attn_norm": "norm"},
         {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
         "backbone",

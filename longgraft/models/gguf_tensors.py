@@ -50,10 +50,16 @@ class FileTensor:
 
 @dataclass(frozen=True)
 class TensorTable:
-    """The tensors of a file.  architecture: name by which transformers knows how to change them."""
+    """The tensors of a file.
+
+    Attributes:
+        architecture: Name by which transformers knows how to change them.
+        notes: What of the file is not followed, for people.
+    """
 
     architecture: str
     tensors: tuple[FileTensor, ...]
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, reader: Any) -> TensorTable:
@@ -73,6 +79,7 @@ class TensorTable:
         return cls(
             table["architecture"],
             tuple(FileTensor(name, kind, tuple(shape), *place) for name, kind, shape, *place in table["tensors"]),
+            tuple(table["notes"]),
         )
 
     @property
@@ -86,7 +93,8 @@ class TensorTable:
         return sum(tensor.packed_bytes for tensor in self.tensors if tensor.name != EMBEDDING)
 
     def write(self, folder: Path) -> None:
-        table = {"architecture": self.architecture, "tensors": [astuple(tensor) for tensor in self.tensors]}
+        tensors = [astuple(tensor) for tensor in self.tensors]
+        table = {"architecture": self.architecture, "tensors": tensors, "notes": self.notes}
         (folder / TENSORS).write_text(json.dumps(table), encoding="utf-8")
 
 

@@ -26,7 +26,7 @@ from longgraft.models.places import Place
 from longgraft.runtime.byte_rows import BYTES
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.devices import device_of, dtype_of
-from longgraft.target_model.cache_size import head_size
+from longgraft.target_model.cache_size import attention_layers, head_size
 from longgraft.target_model.fused_modules import FusedModules, fused
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
@@ -77,6 +77,8 @@ def _read(place: Place, settings: Settings) -> tuple[PreTrainedModel, Any, tuple
         config: Any = read_config(place.path, place.name)
         tokenizer = read_tokenizer(place.path, place.name)
         model, notes = _in_blocks(place, config, dtype, device, settings)
+        if place.gguf is not None:
+            notes = (*TensorTable.read(Path(place.path)).notes, *notes)
         if model is None:
             weights_dtype = dtype or config.dtype or torch.bfloat16
             model = read_model(place.with_floats(dtype), place.name, config, weights_dtype)
@@ -195,6 +197,8 @@ def usual_cache_dtype(config: Any, dtype: torch.dtype, integers: bool) -> torch.
     dtype: the activations'; integers: True if the linear weights are blocks of integers
     """
     text = config.get_text_config(decoder=True)
+    if not attention_layers(text):
+        return None
     torch_attends = (
         getattr(text, "attn_logit_softcapping", None) or head_size(text) % MOST_LANES or text.model_type in WITH_SINKS
     )

@@ -11,13 +11,6 @@ MUTATIONS = (
         "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model",
     ),
     Mutation(
-        "sizes of experts are those of one known model",
-        "restore_entries",
-        "if value is not None:",
-        "if False:",
-        "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model",
-    ),
-    Mutation(
         "queries of Granite keep llama.cpp's order",
         "in_halves",
         "if part in name:",
@@ -61,10 +54,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a tensor that is not known is left out",
-        "_by_architecture",
-        "if parameter is None:",
+        "check_whole",
+        "if tensor.name not in taken and not harmless:",
         "if False:",
-        "test_architectures.py::test_files_that_longgraft_reads_by_itself_are_refused_as_floats_or_where_they_are_not_known",
+        "test_gguf_guard.py::test_any_tensor_that_the_package_knows_is_taken_and_in_a_toy_or_refused",
     ),
     Mutation(
         "a layer without experts is decoded",
@@ -173,9 +166,9 @@ MUTATIONS = (
     ),
     Mutation(
         "Mamba 2 loses the bias of its convolution",
-        "_mamba2",
-        '"use_conv_bias": _has_bias("ssm_conv1d", names)',
-        '"use_conv_bias": False',
+        "gguf_metadata:BIASES",
+        '"use_conv_bias": ("ssm_conv1d",)',
+        '"use_conv_bias": ()',
         "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model",
     ),
     Mutation(
@@ -194,14 +187,14 @@ MUTATIONS = (
     ),
     Mutation(
         "Mellum's last layers have windows, too",
-        "_mellum",
-        "if windowed and slides else",
-        "if windowed else",
+        "gguf_metadata:window",
+        "if size and slides else",
+        "if size else",
         "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model",
     ),
     Mutation(
         "the scale of YaRN's attention is dropped",
-        "gguf_architecture:yarn",
+        "gguf_metadata:yarn",
         "is not None:",
         "is None:",
         "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model",

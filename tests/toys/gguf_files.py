@@ -133,6 +133,7 @@ def write_vocabulary(path: Path, tokens: Sequence[str], **entries) -> None:
         writer.add_head_count_kv,
     ):
         add(8)
+    writer.add_layer_norm_rms_eps(1e-6)
     writer.add_token_list(["<unk>", "<s>", *tokens])
     writer.add_token_types([3, 3, *(6 if token.startswith("<0x") else 1 for token in tokens)])
     add_entries(writer, {"tokenizer__ggml__bos_token_id": 1, "tokenizer__ggml__unknown_token_id": 0} | entries)

@@ -123,18 +123,19 @@ DELTA_NET = {
     }.items()
 } | {"post_attention_layernorm": "post_attention_norm"}
 HYBRID = {
-    "head_dim": 16,
+    "attention_bias": True,
+    "head_dim": 32,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4,
+    "linear_conv_kernel_dim": 3,
     "layer_types": ["linear_attention", "full_attention"],
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.125},
 }
 HYBRID_COUNTS = {
-    "attention__key_length": 16,
-    "ssm__conv_kernel": 4,
+    "attention__key_length": 32,
+    "ssm__conv_kernel": 3,
     "ssm__state_size": 16,
     "ssm__group_count": 2,
     "ssm__time_step_rank": 4,
@@ -145,7 +146,7 @@ HYBRID_COUNTS = {
 }
 CONVOLUTION_SIZES = {
     "layer_types": ["conv", "full_attention"],
-    "conv_L_cache": 3,
+    "conv_L_cache": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
 }
 CONVOLUTIONS = {
@@ -163,11 +164,17 @@ CONVOLUTIONS = {
     "feed_forward.gate": "ffn_gate_inp",
 }
 STATES = {
-    "ssm__conv_kernel": 4,
+    "ssm__conv_kernel": 3,
     "ssm__state_size": 16,
     "ssm__group_count": 2,
     "ssm__time_step_rank": 8,
     "ssm__inner_size": 128,
+}
+WITHOUT_ATTENTION = {
+    "feed_forward_length": 0,
+    "attention__head_count": 0,
+    "attention__head_count_kv": None,
+    "rope__freq_base": None,
 }
 MAMBA = {
     f"{module}.{part}": written
@@ -180,7 +187,8 @@ GRANITE_HYBRID = GRANITE | {
     "mamba_n_heads": 8,
     "mamba_n_groups": 2,
     "mamba_d_state": 16,
-    "mamba_d_conv": 4,
+    "mamba_d_conv": 3,
+    "mamba_proj_bias": True,
 }
 GRANITE_COUNTS = (
     GRANITE_SCALES
@@ -191,7 +199,7 @@ HYBRIDS = {
     "lfm2": Architecture(
         "Lfm2Config",
         CONVOLUTION_SIZES | {"block_auto_adjust_ff_dim": False},
-        {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3},
+        {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 4},
         CONVOLUTIONS,
         _convolutions,
     ),
@@ -201,7 +209,7 @@ HYBRIDS = {
         EXPERT_COUNTS
         | {
             "attention__head_count_kv": [0, 2],
-            "shortconv__l_cache": 3,
+            "shortconv__l_cache": 4,
             "leading_dense_block_count": 1,
             "expert_gating_func": 2,
             "expert_weights_scale": 1.5,
@@ -211,14 +219,14 @@ HYBRIDS = {
     ),
     "granitehybrid": Architecture(
         "GraniteMoeHybridConfig",
-        GRANITE_HYBRID | {"num_local_experts": 6, "num_experts_per_tok": 2},
-        GRANITE_COUNTS | {"expert_count": 6, "expert_used_count": 2},
+        GRANITE_HYBRID | {"num_local_experts": 6, "num_experts_per_tok": 3},
+        GRANITE_COUNTS | {"expert_count": 6, "expert_used_count": 3},
         MAMBA,
         _mamba,
     ),
     "dense granitehybrid": Architecture(
         "GraniteMoeHybridConfig",
-        GRANITE_HYBRID | {"num_local_experts": 0, "position_embedding_type": "rope"},
+        GRANITE_HYBRID | {"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "rope"},
         GRANITE_COUNTS | {"rope__scaling__finetuned": True},
         MAMBA,
         _mamba,
@@ -226,8 +234,8 @@ HYBRIDS = {
     ),
     "mamba2": Architecture(
         "Mamba2Config",
-        {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "layer_norm_epsilon": 1e-6},
-        STATES,
+        {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "conv_kernel": 3, "use_bias": True},
+        STATES | WITHOUT_ATTENTION,
         MAMBA | {"embeddings": "token_embd", "norm_f": "output_norm", "norm": "attn_norm"},
         _mamba,
     ),

@@ -57,6 +57,7 @@ class Architecture:
         modules: Names of a file besides MODULES.
         changed: (name in the layer, tensor, configuration) -> other tensors in its place, or None.
         written: Name of the architecture in a file; "": its name here.
+        in_blocks: False if its matrices cannot stay in blocks.
     """
 
     config: str
@@ -65,6 +66,7 @@ class Architecture:
     modules: dict[str, str] = field(default_factory=dict)
     changed: Callable[[str, Tensor, Any], Tensors | None] = lambda name, tensor, config: None
     written: str = ""
+    in_blocks: bool = True
 
 
 def fused_experts(name: str, tensor: Tensor, config: Any) -> Tensors | None:
@@ -86,13 +88,15 @@ def neighbours(tensor: Tensor, heads: int) -> Tensor:
 
 def granite(name: str, tensor: Tensor, config: Any) -> Tensors | None:
     """Orders queries and keys as llama.cpp, and cuts the shared network's first matrix."""
+    stem, _, suffix = name.rpartition(".")
     heads = {
-        "self_attn.q_proj.weight": ("attn_q.weight", config.num_attention_heads),
-        "self_attn.k_proj.weight": ("attn_k.weight", config.num_key_value_heads),
+        "self_attn.q_proj": ("attn_q", config.num_attention_heads),
+        "self_attn.k_proj": ("attn_k", config.num_key_value_heads),
     }
-    if name in heads:
-        written, count = heads[name]
-        return iter(((written, neighbours(tensor, count)),))
+    if stem in heads:
+        written, count = heads[stem]
+        ordered = neighbours(tensor, count)
+        return iter(((f"{written}.{suffix}", ordered if tensor.ndim > 1 else ordered.flatten()),))
     if name == "shared_mlp.input_linear.weight":
         suffix = "_shexp" if config.num_local_experts else ""
         gate, up = tensor.chunk(2)
@@ -102,8 +106,14 @@ def granite(name: str, tensor: Tensor, config: Any) -> Tensors | None:
     return fused_experts(name, tensor, config)
 
 
-EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-EXPERT_COUNTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32}
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+EXPERT_COUNTS = {"expert_count": 6, "expert_used_count": 3, "expert_feed_forward_length": 32}
 SHARED_EXPERT = {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
-GRANITE = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0}
+GRANITE = {
+    "attention_bias": True,
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.0,
+}
 GRANITE_SCALES = {"attention__scale": 0.2, "embedding_scale": 3.0, "residual_scale": 0.7, "logit_scale": 2.0}

@@ -21,13 +21,13 @@ from toys.gguf_layouts import (
     GRANITE,
     GRANITE_SCALES,
     MODULES,
-    SHARED_EXPERT,
     SIZES,
     Architecture,
     Tensors,
     fused_experts,
     granite,
 )
+from toys.gguf_plain import PLAIN
 
 
 def _gpt_oss(name: str, tensor: Tensor, config: Any) -> Tensors | None:
@@ -55,16 +55,19 @@ def _deepseek(name: str, tensor: Tensor, config: Any) -> Tensors | None:
     return fused_experts(name, tensor, config)
 
 
+THETA = 3e4  # base of the rotation
+EPSILON = 2**-16  # of norms, a number that float32 has
 LATENT = {
+    "attention_bias": True,
     "n_routed_experts": 6,
-    "num_experts_per_tok": 2,
+    "num_experts_per_tok": 3,
     "moe_intermediate_size": 32,
     "kv_lora_rank": 32,
     "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 32,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 48,
     "num_key_value_heads": 4,
-    "n_group": 1,
+    "n_group": 2,
     "topk_group": 1,
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.5,
@@ -74,11 +77,14 @@ LATENT_COUNTS = EXPERT_COUNTS | {
     "attention__key_length": 40,
     "attention__value_length": 32,
     "attention__head_count_kv": 1,
-    "attention__key_length_mla": 40,
-    "attention__value_length_mla": 32,
+    "attention__key_length_mla": 24,
+    "attention__value_length_mla": 48,
     "rope__dimension_count": 8,
     "leading_dense_block_count": 1,
     "expert_weights_scale": 1.5,
+    "expert_gating_func": 2,
+    "expert_group_count": 2,
+    "expert_group_used_count": 1,
 }
 LATENT_MODULES = {
     "self_attn.q_a_proj": "attn_q_a",
@@ -87,33 +93,20 @@ LATENT_MODULES = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
 } | {f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
-ARCHITECTURES = HYBRIDS | {
-    "qwen2moe": Architecture(
-        "Qwen2MoeConfig",
-        EXPERTS | {"shared_expert_intermediate_size": 64},
-        EXPERT_COUNTS | {"expert_shared_feed_forward_length": 64},
-        SHARED_EXPERT,
-        fused_experts,
-    ),
-    "qwen3moe": Architecture(
-        "Qwen3MoeConfig",
-        EXPERTS | {"head_dim": 16, "norm_topk_prob": True},
-        EXPERT_COUNTS | {"attention__key_length": 16},
-        {},
-        fused_experts,
-    ),
-    "granite": Architecture("GraniteConfig", GRANITE, GRANITE_SCALES, {}, granite),
+OTHERS = HYBRIDS | PLAIN
+ARCHITECTURES = OTHERS | {
+    "granite": Architecture("GraniteConfig", GRANITE | {"mlp_bias": True}, GRANITE_SCALES, {}, granite),
     "granitemoe": Architecture(
         "GraniteMoeConfig",
-        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2},
-        GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2},
+        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 3},
+        GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 3},
         {"block_sparse_moe.router": "ffn_gate_inp"},
         granite,
     ),
     "shared granitemoe": Architecture(
         "GraniteMoeSharedConfig",
-        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 64},
-        GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2, "expert_shared_feed_forward_length": 64},
+        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 3, "shared_intermediate_size": 64},
+        GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 3, "expert_shared_feed_forward_length": 64},
         {"block_sparse_moe.router": "ffn_gate_inp"},
         granite,
         "granitemoe",
@@ -122,17 +115,18 @@ ARCHITECTURES = HYBRIDS | {
         "MellumConfig",
         EXPERTS
         | {
-            "head_dim": 16,
+            "attention_bias": True,
+            "head_dim": 32,
             "sliding_window": 24,
-            "layer_types": ["sliding_attention", "full_attention"],
+            "layer_types": ["full_attention", "sliding_attention"],
             "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
                 "full_attention": {
                     "rope_type": "yarn",
                     "rope_theta": 1e4,
                     "factor": 4.0,
                     "beta_fast": 16.0,
-                    "beta_slow": 1.0,
+                    "beta_slow": 2.0,
                     "attention_factor": 1.25,
                     "original_max_position_embeddings": 128,
                 },
@@ -140,13 +134,14 @@ ARCHITECTURES = HYBRIDS | {
         },
         EXPERT_COUNTS
         | {
-            "attention__key_length": 16,
+            "attention__key_length": 32,
             "attention__sliding_window": 24,
-            "attention__sliding_window_pattern": [True, False],
-            "rope__freq_base_swa": 3e4,
+            "attention__sliding_window_pattern": [False, True],
+            "rope__freq_base_swa": 2e4,
             "rope__scaling__type": "yarn",
             "rope__scaling__factor": 4.0,
             "rope__scaling__yarn_beta_fast": 16.0,
+            "rope__scaling__yarn_beta_slow": 2.0,
             "rope__scaling__yarn_attn_factor": 1.25,
             "rope__scaling__original_context_length": 128,
         },
@@ -157,25 +152,32 @@ ARCHITECTURES = HYBRIDS | {
         "GptOssConfig",
         {
             "num_local_experts": 6,
-            "num_experts_per_tok": 2,
-            "head_dim": 16,
+            "num_experts_per_tok": 3,
+            "head_dim": 32,
             "sliding_window": 24,
+            "layer_types": ["full_attention", "sliding_attention"],
             "rope_parameters": {
                 "rope_type": "yarn",
                 "rope_theta": 1e4,
                 "factor": 4.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
+                "beta_fast": 16.0,
+                "beta_slow": 2.0,
+                "attention_factor": 1.25,
                 "truncate": False,
                 "original_max_position_embeddings": 128,
             },
         },
         EXPERT_COUNTS
         | {
-            "attention__key_length": 16,
+            "expert_feed_forward_length": SIZES["intermediate_size"],
+            "attention__key_length": 32,
             "attention__sliding_window": 24,
+            "attention__sliding_window_pattern": [False, True],
             "rope__scaling__type": "yarn",
             "rope__scaling__factor": 4.0,
+            "rope__scaling__yarn_beta_fast": 16.0,
+            "rope__scaling__yarn_beta_slow": 2.0,
+            "rope__scaling__yarn_attn_factor": 1.25,
             "rope__scaling__original_context_length": 128,
         },
         {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"},
@@ -188,7 +190,32 @@ ARCHITECTURES = HYBRIDS | {
         LATENT_MODULES,
         _deepseek,
     ),
+    "old deepseek2": Architecture(
+        "DeepseekV2Config",
+        LATENT
+        | {"q_lora_rank": None, "n_shared_experts": 2, "norm_topk_prob": False, "topk_method": "group_limited_greedy"}
+        | {"topk_group": 2, "n_group": 3, "head_dim": 8, "mlp_bias": True},
+        LATENT_COUNTS
+        | {"expert_shared_count": 2, "expert_gating_func": 1, "expert_group_count": 3, "expert_group_used_count": 2}
+        | {"attention__key_length_mla": None, "attention__value_length_mla": None}
+        | {"attention__key_length": 24, "attention__value_length": 48, "attention__head_count_kv": 4},
+        LATENT_MODULES | {"self_attn.kv_b_proj": "attn_kv_b"},
+        fused_experts,
+        "deepseek2",
+    ),
 }
+
+
+def configured(architecture: Architecture) -> Any:
+    """Returns an architecture's configuration, with an unusual rotation and unusual norms."""
+    config = getattr(transformers, architecture.config)(**SIZES | architecture.entries)
+    for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"):
+        if hasattr(config, name):
+            setattr(config, name, EPSILON)
+    rope = getattr(config, "rope_parameters", None)
+    if rope:
+        rope.get("full_attention", rope)["rope_theta"] = THETA
+    return config
 
 
 def write_model(
@@ -207,7 +234,7 @@ def write_model(
     """
     architecture = ARCHITECTURES[name]
     torch.manual_seed(5)
-    config = getattr(transformers, architecture.config)(**SIZES | architecture.entries)
+    config = configured(architecture)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     _enlarge(model)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,14 +247,16 @@ def write_model(
         "feed_forward_length": config.intermediate_size,
         "attention__head_count": config.num_attention_heads,
         "attention__head_count_kv": config.num_key_value_heads,
-        "rope__freq_base": 1e4,
-        "attention__layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 1e-6)),
+        "rope__freq_base": THETA,
+        "attention__layer_norm_rms_epsilon": EPSILON,
     }
     own |= architecture.metadata | entries
     add_vocabulary(writer)
     add_entries(writer, VOCABULARY | {f"{written_name}__{key}": value for key, value in own.items()})
     with torch.no_grad():
         for key, tensor in model.state_dict().items():
+            if key == "lm_head.weight" and config.tie_word_embeddings:
+                continue
             if fused and key.endswith("experts.gate_up_proj"):
                 _write(writer, f"blk.{key.split('.')[2]}.ffn_gate_up_exps.weight", tensor, kind)
                 continue
@@ -253,8 +282,8 @@ def _enlarge(model: torch.nn.Module) -> None:
 
 def _tensors(key: str, tensor: Tensor, config: Any, architecture: Architecture) -> Tensors:
     """Yields the tensors of a file that hold a parameter."""
-    key = key.removeprefix("model.").removeprefix("backbone.")
-    layer, _, name = key.removeprefix("layers.").partition(".")
+    key = key.removeprefix("model.").removeprefix("backbone.").removeprefix("transformer.")
+    layer, _, name = key.removeprefix("layers.").removeprefix("h.").partition(".")
     prefix, name = (f"blk.{layer}.", name) if layer.isdigit() else ("", key)
     if (changed := architecture.changed(name, tensor, config)) is not None:
         yield from ((prefix + own, part) for own, part in changed)
