@@ -1,4 +1,4 @@
-"""What Python shows of the public names: their list, one line each, and the nearest name for a wrong one."""
+"""Python shows public names as a list, objects in one line each, and the nearest name for a wrong one."""
 
 from __future__ import annotations
 

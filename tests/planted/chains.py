@@ -6,7 +6,7 @@ MUTATIONS = (
     Mutation(
         "a chain with a distribution is walked",
         "Verifier._rule_of",
-        "return Rejection(self.rule)\n",
+        "return Rejection(self.rule.sampled)\n",
         "return self.rule\n",
         "test_chains.py::test_the_rejection_rule_accepts_more_than_a_walk_of_the_same_drafts",
     ),

@@ -123,13 +123,6 @@ MUTATIONS = (
         "test_fixed.py::test_a_region_that_waits_is_refused_and_other_threads_may_wait",
     ),
     Mutation(
-        "the end of recordings is not said",
-        "Regions.__call__",
-        "            self._say_that_it_is_full()\n",
-        "",
-        "test_fixed.py::test_there_are_never_more_recordings_than_can_be_held",
-    ),
-    Mutation(
         "caches have no room for padded rows",
         "Lane._padded_capacity",
         "        capacity += SIZES[-1]\n",

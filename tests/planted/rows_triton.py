@@ -25,6 +25,10 @@ MUTATIONS = (
         "test_rows_triton.py::test_rows_are_written_where_they_belong_and_nowhere_else",
     ),
     Mutation(
-        "a fused product spills", "TILE", "TILE = 1024 ", "TILE = 131072 ", "test_rows_triton.py::test_no_launch_spills"
+        "a fused product spills",
+        "fused_triton:TILE",
+        "TILE = 1024 ",
+        "TILE = 131072 ",
+        "test_rows_triton.py::test_no_launch_spills",
     ),
 )
