@@ -10,14 +10,14 @@ from itertools import zip_longest
 import pytest
 import torch
 from toys.models import toy_model
-from toys.served import TEMPLATE, Gate, asking, characters, text_session, until_true, working
+from toys.served import TEMPLATE, Gate, asking, characters, submitted, text_session, until_true, working
 from toys.sessions import repeatable, toy_parts
 
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.serve.formats.errors import ApiError
-from longgraft.serve.refusals import Closing
+from longgraft.serve.refusals import Busy, Closing
 from longgraft.serve.served_request import ServedRequest
 from longgraft.serve.several_answers import most_at_once
 from longgraft.serve.streaming import whole_answers
@@ -184,26 +184,63 @@ def held(http, gate: Gate) -> tuple[Worker, list[GenerationRequest]]:
     return worker, begun
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_newcomer_begins_before_a_further_answer_of_a_large_body(stream):
-    body = {"prompt": [[n] for n in range(1, 91)], "n": 16, "max_tokens": 8, "temperature": 1, "stream": stream}
+def order_of(*bodies: tuple[dict, int]) -> list[int]:
+    """Returns the prompt lengths of the answers as they begin, of bodies that come while one answer is decoded.
+
+    There are three places.  The last body is answered, and then all clients leave.
+
+    Args:
+        bodies: Each with the number of its answers that wait.
+    """
     gate = Gate()
 
     async def ask(http):
         worker, begun = held(http, gate)
-        many = asyncio.create_task(http.post(COMPLETIONS, json=body))
-        await until_true(lambda: len(begun) + worker.waiting == 2)
-        assert len(asyncio.all_tasks()) < 20  # the other 1,438 answers are not begun
-        one = asyncio.create_task(http.post(COMPLETIONS, json={"prompt": OTHER, "max_tokens": 1}))
-        await until_true(lambda: len(begun) + worker.waiting == 3)
+        asked, waiting = [], 0
+        for body, more in [({"prompt": [1] * 4, "max_tokens": 1}, 1), *bodies]:
+            asked.append(asyncio.create_task(http.post(COMPLETIONS, json=body)))
+            waiting += more
+            await until_true(lambda wanted=waiting: len(begun) + worker.waiting == wanted)
+        assert len(asyncio.all_tasks()) < 40  # the thousands of other answers are not begun
         gate.allow()
-        assert (await one).status_code == 200
-        many.cancel()
+        assert (await asked[-1]).status_code == 200
+        for client in asked:
+            client.cancel()
         await until_true(lambda: worker.idle)
         return [len(job.ids) for job in begun]
 
-    begun = asking(ask, shared(), max_running=3)
-    assert begun[:3] == [1, 1, len(OTHER)] and len(begun) < 100
+    return asking(ask, shared(), max_running=3, queue=2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_newcomer_begins_before_the_second_answer_of_a_large_body(stream):
+    large = {"prompt": [[n] for n in range(1, 91)], "n": 16, "max_tokens": 8, "temperature": 1, "stream": stream}
+    begun = order_of((large, 1), ({"prompt": OTHER, "max_tokens": 1}, 1))
+    assert begun[:3] == [4, 1, len(OTHER)] and len(begun) < 100
+
+
+def test_bodies_take_turns_with_one_another():
+    large = [({"prompt": [[1] * length] * 200, "max_tokens": 8}, 2) for length in (1, 2)]
+    begun = order_of(*large, ({"prompt": OTHER, "max_tokens": 1}, 1))
+    assert begun[:4] == [4, 1, 2, len(OTHER)]
+    assert abs(begun.count(1) - begun.count(2)) <= 2
+
+
+def test_the_waiting_answers_to_a_body_take_one_place_of_the_queue():
+    gate = Gate()
+
+    async def play(worker):
+        job = GenerationRequest([1, 2, 3], 4)
+        submitted(worker, job)
+        await until_true(lambda: worker.running)
+        body = object()
+        waiting = [submitted(worker, job, body=body) for _ in range(3)]
+        submitted(worker, job)
+        with pytest.raises(Busy):
+            submitted(worker, job)
+        assert worker.waiting == len(waiting) + 1
+
+    working(play, gate, waiting=2)
 
 
 def test_a_body_with_few_answers_takes_all_places():

@@ -340,6 +340,13 @@ def test_tools_are_described_to_models_whose_template_has_none():
     assert rendered(DESCRIBED, untouched, []) == (untouched, {})
 
 
+@pytest.mark.parametrize("tool", [Tool("a<\uff5cend\uff5c>"), Tool("a", {"const": "<\uff5cend\uff5c>"})])
+def test_text_that_spells_an_added_token_is_not_forced(tool):
+    token = "<\uff5cend\uff5c>"
+    assert grammar(HERMES, [tool], {token: 90}).startswith('%llguidance {"no_forcing": true}\n')
+    assert grammar(HERMES, [tool], {"<end>": 90}).startswith("%llguidance {}\n")
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tool_that_spells_a_special_token_can_be_called(family):
     tool = {"type": "function", "function": {"name": "a<end>b", "parameters": {"const": {"<end>": "<end>"}}}}

@@ -106,6 +106,7 @@ class ServedRequest(Scheduled):
         complete: Called in the decoding thread; returns True for the step that completes the answer.
         trim: Cuts the text of the steps for the client.
         leader: The first request with the same prompt, which reads it; None: this one.
+        body: The same for all answers to one body; None: this one is the only one.
         only_reads: The answer leaves out the token that reading a prompt yields.
 
     Attributes:
@@ -127,6 +128,7 @@ class ServedRequest(Scheduled):
         complete: Callable[[Step], bool] | None = None,
         trim: Callable[[Steps], Steps] | None = None,
         leader: ServedRequest | None = None,
+        body: object = None,
         only_reads: bool = False,
     ) -> None:
         if requested.client is not None:
@@ -137,6 +139,7 @@ class ServedRequest(Scheduled):
         self.seconds = seconds
         self.complete = complete
         self.leader = leader or self
+        self.body = body or self
         self.logprobs = list[TokenLogprob]()
         self.prompt_logprobs = list[TokenLogprob]()
         if requested.sampling.prompt_logprobs is not None:

@@ -19,6 +19,7 @@ def served_answers(
     The other answers to a prompt begin when the first has read it, so that they find it among the kept
     prompts.
     """
+    body = object()
     for requested, context in prompts:
         leader: ServedRequest | None = None
         for number in range(count):
@@ -28,6 +29,7 @@ def served_answers(
                 context.again(),
                 seconds=state.options.max_seconds,
                 leader=leader,
+                body=body,
                 only_reads=only_reads,
             )
             leader = leader or served

@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Literal
 
@@ -47,7 +47,7 @@ class Worker:
         self.watchers = list(watchers)
         self.refused = 0
         self.draining = False
-        self._scheduler = Scheduler[ServedRequest](session, running, low_latency=True)
+        self._scheduler = Scheduler[ServedRequest](session, running, low_latency=True, pick=self._fairest)
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._changed = threading.Condition()
         self._closed = False
@@ -73,8 +73,10 @@ class Worker:
 
     @property
     def full(self) -> bool:
-        """True if the queue and all places are taken."""
-        return self._scheduler.backlog >= self.limit
+        """True if the queue and all places are taken.  The waiting answers to one body count once."""
+        waiting = tuple(self._scheduler.waiting)
+        repeated = len(waiting) - len({served.body for served in waiting})
+        return self._scheduler.backlog - repeated >= self.limit
 
     @property
     def max_running(self) -> int:
@@ -149,6 +151,11 @@ class Worker:
         """Waits for the thread to end, after `close`."""
         if self._thread is not None:
             self._thread.join(seconds)
+
+    def _fairest(self, waiting: Sequence[ServedRequest]) -> ServedRequest:
+        """Returns the request that begins next: the oldest, by priority, of the body of which the fewest run."""
+        running = Counter(served.body for served in self._scheduler.running)
+        return min(waiting, key=lambda served: (served.requested.priority, running[served.body]))
 
     def _retry_after(self) -> int:
         """Estimates the seconds until a place is free: the mean duration of recent requests / number that run."""
