@@ -255,6 +255,11 @@ def test_more_tokens_than_are_taken_at_once_are_not_decoded():
     assert "at most 1048576 items" in refusal("/detokenize", body(tokens=[1] * (MIB + 1)))
 
 
+def test_biases_are_limited():
+    biases = {f"{n}": 0.0 for n in range(4097)}
+    assert "logit_bias has 4,097 biases" in refusal(COMPLETIONS, json.dumps({"prompt": "a", "logit_bias": biases}))
+
+
 def test_arguments_of_a_template_are_limited():
     fields = {f"k{n}": 0 for n in range(257)}
     assert "at most 256 items" in refusal(CHAT, json.dumps({"messages": HELLO, "chat_template_kwargs": fields}))
