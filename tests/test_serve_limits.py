@@ -265,6 +265,7 @@ def test_arguments_of_a_template_are_limited():
     assert "at most 256 items" in refusal(CHAT, json.dumps({"messages": HELLO, "chat_template_kwargs": fields}))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "path, fields",
     [
@@ -349,6 +350,7 @@ def test_a_body_that_nests_too_deeply_is_refused(path, fields, caplog):
     assert not caplog.records
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", [CHAT, "/tokenize", "/apply-template"])
 def test_a_body_that_nests_as_deeply_as_is_allowed_is_read(path):
     fields = {
@@ -415,6 +417,7 @@ def fail(error: type[BaseException]) -> Callable[..., Any]:
     return failing
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("failing", [fail(StopIteration), fail(Panic), fail(SystemExit), fail(KeyError), deeper])
 def test_a_failure_is_answered_and_logged_once_in_few_lines(failing, monkeypatch, caplog):
     monkeypatch.setattr("longgraft.serve.routes.openai.completions", failing)
@@ -431,6 +434,7 @@ def test_a_failure_is_answered_and_logged_once_in_few_lines(failing, monkeypatch
 PRIVATE = "".join(map(chr, range(0xE000, 0xF900)))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", CHATS)
 def test_a_chat_of_all_private_characters_is_answered(path):
     answer = posted(path, json.dumps(CHATS[path]("\ue0000\ue001" + FIM[2] + PRIVATE[:300])))
