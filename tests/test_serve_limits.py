@@ -381,6 +381,7 @@ def test_arguments_of_a_call_that_nest_too_deeply_are_text():
         (b"[" * (MOST_NESTED + 1) + b"]" * (MOST_NESTED + 1), "nested too deeply: 129 brackets"),
         (b'{"a":' * 129 + b"0" + b"}" * 129, "nested too deeply: 129 brackets"),
         (b"[" + b"[]," * 200 + b"[]]", ""),
+        (b"[]," * 9 + b"[" * MOST_NESTED + b"]" * MOST_NESTED, ""),
         (b'["' + b"[" * 500 + b'"]', ""),
         (rb'["\"' + b"[" * 500 + b'"]', ""),
         (rb'["\\",' + b"[" * 500, "nested too deeply: 501"),
@@ -419,12 +420,13 @@ def fail(error: type[BaseException]) -> Callable[..., Any]:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("failing", [fail(StopIteration), fail(Panic), fail(SystemExit), fail(KeyError), deeper])
-def test_a_failure_is_answered_and_logged_once_in_few_lines(failing, monkeypatch, caplog):
+def test_a_failure_is_answered_and_logged_once_in_few_lines(failing, monkeypatch, caplog, capfd):
     monkeypatch.setattr("longgraft.serve.routes.openai.completions", failing)
     with listening() as (url, _):
         answer = httpx.post(url + COMPLETIONS, json={"prompt": "a"}, timeout=PATIENCE)
         assert httpx.get(url + "/health", timeout=PATIENCE).status_code == 200
     assert answer.status_code == 500 and answer.json()["error"]["message"] == "The server failed; its log says why."
+    assert "Traceback" not in capfd.readouterr().err  # the HTTP server's own log
     (record,) = caplog.records
     lines = record.getMessage().splitlines() + (record.exc_text or "").splitlines()
     assert 5 < len(lines) < 200 and max(map(len, lines)) < 600
