@@ -78,7 +78,7 @@ def parse_sendable(text: str) -> Any:
             return None
         value = json.loads(text)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return value
 

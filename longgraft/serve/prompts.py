@@ -38,8 +38,8 @@ RESERVED = {
     "tools",
     "documents",
 }
-# Tokens of a chat that are counted for a client, which may then shorten it: as many as the longest text that
-# /tokenize takes is sure to be encoded for.
+# Tokens of a chat that are counted even if the model takes fewer, because the client may shorten it by the count.
+# A text of so many tokens is about as long as the longest that /tokenize takes.
 COUNTED = 2**17
 # Tools of a request whose schemas may take too much work to compile: finding out takes seconds for each.
 MOST_EXPENSIVE = 2

@@ -243,7 +243,7 @@ def _concatenated(parts: Iterable[Ids]) -> Ids:
 
 
 def _end(text: str, characters: int) -> str:
-    """Returns at least so many characters of a text's end: what is before them does not fit, however it is encoded.
+    """Returns at least so many characters of a text's end, as what is before them would not fit.
 
     The text is cut at a multiple of `characters`, so that the cut does not move with the cursor.
     """
