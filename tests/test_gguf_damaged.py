@@ -197,7 +197,7 @@ def test_a_file_of_llama_cpps_earlier_formats_is_refused_by_its_format(magic, ol
 def test_a_file_with_a_size_of_0_is_refused_by_the_size(key, tmp_path, monkeypatch):
     monkeypatch.setenv("LONGGRAFT_CACHE", str(tmp_path / "cache"))
     write_gguf(tmp_path / "toy.gguf", **{f"llama__{key.replace('.', '__')}": 0})
-    with pytest.raises(ValueError, match=r"^Model '.*' could not be loaded: its .* is 0, and 1 to .* are possible"):
+    with pytest.raises(ValueError, match=rf"^GGUF file .* is cut or damaged \(llama.{key} is 0\). Download"):
         place_of(tmp_path / "toy.gguf")
 
 
