@@ -245,13 +245,14 @@ def test_people_are_told_of_keys_that_are_not_known_or_not_followed_at_each_load
         assert f"{window}, as in llama.cpp" in about
 
 
-@pytest.mark.parametrize(("name", "layers"), [("gemma2", 46), ("gemma3", 62)])
-def test_scores_of_the_largest_gemma_are_scaled_by_a_heads_share_of_the_width(contents, name, layers):
+@pytest.mark.parametrize(("name", "layers", "period"), [("gemma2", 46, 2), ("gemma3", 62, 6)])
+def test_scale_and_windows_of_the_largest_gemma_are_those_of_llama_cpp(contents, name, layers, period):
     architecture, values, names = contents(name)
     del values["attention.sliding_window_pattern"]
     largest = configuration(architecture, values | {"block_count": layers}, names)
     other = configuration(architecture, values | {"block_count": layers - 1}, names)
     assert (largest.query_pre_attn_scalar, other.query_pre_attn_scalar) == (16, 32)
+    assert largest.layer_types[:period] == ["sliding_attention"] * (period - 1) + ["full_attention"]
 
 
 def test_layers_that_predict_several_tokens_are_left_out(tmp_path):
