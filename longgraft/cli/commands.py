@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -77,7 +77,7 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
 
     keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.name not in groups]
     if typed:
-        keywords.append(_keyword("config", Annotated[Optional[Path], FILE]))  # noqa: UP045
+        keywords.append(_keyword("config", Annotated[Path | None, FILE]))
     for name, option in typed.items():
         keywords.append(_keyword(name, _annotation(option, base.get(name, option.default), titles[name])))
     adapted.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
@@ -105,9 +105,9 @@ def _annotation(option: Option, default: Any, panel: str) -> Any:
     """
     about: dict[str, Any] = {"help": option.help_text(default), "rich_help_panel": panel}
     if option.kind is bool:
-        return Annotated[Optional[bool], typer.Option(option.switch, **about)]  # noqa: UP045
+        return Annotated[bool | None, typer.Option(option.switch, **about)]
     kind = next(name for name in METAVARS if name in str(option.kind))
-    wanted: Any = Optional[list[str]] if option.many else Optional[str]  # noqa: UP045
+    wanted: Any = list[str] | None if option.many else str | None
     metavar = option.metavar or METAVARS["str" if option.many else kind]
     return Annotated[wanted, typer.Option(option.switch, metavar=metavar, **about)]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,7 +49,7 @@ OrEmbedded = Annotated[
         help="If the model cannot be fetched, say so and let the embedded toy continue the prompt as plain text.",
     ),
 ]
-Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the prompt is standard input.")]  # noqa: UP045
+Source = Annotated[str | None, typer.Argument(metavar="[-]", help="-: the prompt is standard input.")]
 
 
 @dataclass(frozen=True)
