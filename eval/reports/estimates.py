@@ -11,7 +11,7 @@ from longgraft.eval.reports.tables import section
 from longgraft.eval.runs.rows import Judged, Row
 
 What = Literal["probability", "match"]
-COLUMNS = ("mode", "method", "by", "bin", "nodes", "expected", "accepted")
+COLUMNS = "mode,method,by,bin,nodes,expected,accepted"
 FEWEST = 30  # nodes: a share of fewer means little
 
 

@@ -20,23 +20,9 @@ SHARES: Mapping[str, tuple[str, ...]] = {
     "retrieving": ("retrieve",),
 }
 STEP_COLUMNS = (
-    "mode",
-    "bucket",
-    "method",
-    *(f"{part}_ms" for part in PARTS),
-    "verification_share",
-    "drafting_share",
-    "retrieving_share",
-    "other_share",
-    "accepted_draft",
-    "accepted_retrieved",
-    "accepted_both",
-    "drafts",
-    "acceptance_by_position",
-    "conditional_by_position",
-    "stages",
-    "first_token_seconds",
-    "peak_memory_mib",
+    f"mode,bucket,method,{','.join(f'{part}_ms' for part in PARTS)},verification_share,drafting_share,"
+    "retrieving_share,other_share,accepted_draft,accepted_retrieved,accepted_both,drafts,acceptance_by_position,"
+    "conditional_by_position,stages,first_token_seconds,peak_memory_mib"
 )
 
 ACCEPTANCE = """
