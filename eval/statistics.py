@@ -33,9 +33,7 @@ class Mean:
     """A mean over prompts.
 
     Attributes:
-        value: The mean.
         interval: Ends of the 95 % bootstrap; None for fewer than FEWEST prompts.
-        count: Number of prompts.
     """
 
     value: float

@@ -58,13 +58,9 @@ class Depth:
     """Results of the starts of one drafter, suite and length, at one depth.
 
     Attributes:
-        drafter: Its name.
-        suite: The suite.
         bucket: Prompt tokens.
         condition: OWN, ROWS or TARGET.
         depth: Tokens ahead, from 1.
-        prompts: Number of prompts.
-        starts: Number of starts.
         agreed: Starts whose choice was right.
         reached: Starts that were right at all depths before.
         accepted: Starts that are also right at this depth; the acceptance rate alpha is accepted / reached.

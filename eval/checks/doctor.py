@@ -44,7 +44,6 @@ class FitReport:
 
     Attributes:
         lines: What was looked at, for people.
-        fits: True if everything fits.
     """
 
     lines: list[str]
@@ -75,9 +74,7 @@ def examine(
     """Checks if a target and a head fit together and into memory.
 
     Args:
-        pair: The target and the head.
         context: Prompt tokens.
-        device: The device.
         dtype: Number format of activations; None: the usual one.
         weights: A session's `--weights`.
         cache: A session's `--kv-dtype`.
@@ -151,9 +148,7 @@ def before_download(entry: Entry, context: int, device: torch.device, programs: 
     """Tells if a model of the catalogue that is not on this machine would fit, from what the catalogue says of it.
 
     Args:
-        entry: The model's entry.
         context: Prompt tokens.
-        device: The device.
         programs: Bytes of this process's programs, which lie in memory already.
     """
     lines = [

@@ -38,12 +38,7 @@ WHOLE = 0  # stands for the length of prompts that are not cut
 
 @dataclass(frozen=True)
 class Bucket:
-    """A range of prompt lengths: more than `low` and at most `high` tokens.
-
-    Attributes:
-        low: Tokens that are too few.
-        high: Most tokens.
-    """
+    """A range of prompt lengths: more than `low` and at most `high` tokens."""
 
     low: int
     high: int
@@ -101,8 +96,6 @@ def plan(
     the cost.  Prompts of a fixed length are uncut in their bucket, evenly spread over the suite.
 
     Args:
-        examples: The prompts of a suite.
-        tokenizer: The target's.
         lengths: Of the buckets, in tokens.
         prompts: Most prompts of a bucket.
         most: Most tokens of any prompt; None: any number.

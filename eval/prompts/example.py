@@ -14,7 +14,6 @@ class Example:
     """One evaluation prompt: before + body + after. Only the body may be cut.
 
     Attributes:
-        suite: Name of its suite.
         id: The row's id; later turns are 81#2, 81#3, ...
         before: The template up to the context, or the whole prompt of a short question.
         body: The long context; "" for questions.

@@ -44,8 +44,6 @@ class EditColumns:
     """The columns of a row that asks for an edit.
 
     Attributes:
-        before: The file before it.
-        instruction: What is to be changed.
         after: The file after it; "" if rows have none.
     """
 

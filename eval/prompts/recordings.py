@@ -30,9 +30,7 @@ class Recorded:
         """Reads a suite's recordings.
 
         Args:
-            suite: Its name.
             data: Folder of the rows with, if they exist, meta.jsonl and recorded.jsonl.
-            recorded: The user's files.
         """
         by_user: Recordings = {}
         for path in recorded:

@@ -25,7 +25,6 @@ class PlacedRow(NamedTuple):
 
     Attributes:
         place: "NAME, line 3", for messages.
-        row: Column -> value.
     """
 
     place: str

@@ -130,7 +130,6 @@ def fastest_width(plain: Sequence[Row], prices: Costs, most: int) -> tuple[int, 
 
     Args:
         plain: A row of plain decoding for each prompt.
-        prices: Seconds of passes.
         most: The most rows of a pass.
     """
     curves = [curve(prices.passes, row.prompt_tokens) for row in plain]

@@ -127,7 +127,6 @@ def suite_overview(cells: Sequence[TableCell], default: str) -> list[str]:
     """Returns the speed-ups of one mode by suite and length, and the default beside the fastest method.
 
     Args:
-        cells: The cells of one mode.
         default: The name of the method that a session would use.
     """
     methods: dict[str, str] = {}

@@ -21,10 +21,8 @@ class BatchKey(NamedTuple):
     """Identifies a batch of a run.
 
     Attributes:
-        suite: The suite.
         bucket: Prompt tokens; 0 for uncut prompts.
         mode: How tokens were drawn.
-        method: The variant's name.
         running: Requests at once, as long as so many prompts are left.
         repeat: From 0.
     """
@@ -42,8 +40,6 @@ class Batch:
     """All prompts of a suite and length, so many at once; each that ends makes room for the next.
 
     Attributes:
-        key: Its key.
-        prompts: Number of prompts.
         new_tokens: Of all answers.
         seconds: From the first request's beginning to the last one's end, including the prefills.
         first_token_seconds: Of each request, from its beginning.

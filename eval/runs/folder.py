@@ -35,9 +35,7 @@ class Run:
     """A run that was measured.
 
     Attributes:
-        folder: Its folder.
         rows: One decoding each.
-        config: The options.
         environment: Code, versions and device that it ended with.
         batches: The rows of `--concurrency`.
     """

@@ -17,9 +17,7 @@ class Job:
     """One prompt of a suite and length, with its later turns.
 
     Attributes:
-        suite: The suite.
         length: The bucket, in tokens; 0 for uncut prompts.
-        fitted: The prompt.
         done: Rows that exist already.
         attempts: Workers that it has killed.
     """

@@ -30,11 +30,9 @@ class Key(NamedTuple):
     """Identifies a row of a run.
 
     Attributes:
-        suite: The suite.
         bucket: Prompt tokens; 0 for uncut prompts.
         prompt_id: The turn's id.
         mode: How tokens were drawn.
-        method: The variant's name.
         repeat: From 0.
     """
 
@@ -54,11 +52,8 @@ class Failure:
     """A decoding that failed; it holds no numbers.
 
     Attributes:
-        key: Its key.
-        error: What went wrong.
         turn: Of a conversation, from 1.
         cut_tokens: Tokens that were cut off its prompt.
-        promise: The method's promise.
         fingerprint: As in `Row`.
     """
 

@@ -34,9 +34,7 @@ class VariantEngines:
     prompts of another suite or length: these may be the same rows, cut differently, whose answers it would know.
 
     Attributes:
-        loaded: The target.
         heads: The parts of each head, by name; "": the default head.
-        calibrations: Calibrations by name.
         budget: Nodes per verification; None: each method's own.
         profile: As in `Clock`.
         runs: Names of the runs, which are the modes' names.
@@ -70,7 +68,6 @@ class VariantEngines:
         """Makes the engines for one prompt.  They share their memories, except that each run has its own lasting ones.
 
         Args:
-            variants: Variants of our methods.
             learning: False: there are no runs, so nothing is learnt from the prompt.
             pool: Names the prompts that learn from one another.
 
@@ -102,8 +99,6 @@ class VariantEngines:
         """Returns the engine of a run, whose lasting memories are those of the prompt before.
 
         Args:
-            variant: The variant.
-            parts: Its parts.
             learner: Who learns: variant, run and pool.
             without_run: The variant's engine that learns nothing.
         """

@@ -26,7 +26,6 @@ class Variant:
     Names in TRANSFORMERS are not methods of ours.
 
     Attributes:
-        name: The whole name.
         method: The method with its own choices.
         head: Name of its head; "": the default head.
         own_budget: Nodes per verification that its name sets; None: those of the run.

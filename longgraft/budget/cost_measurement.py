@@ -110,7 +110,6 @@ def measure(
     """Measures the costs of this target and drafter on this machine.
 
     Args:
-        target: The target.
         network: The drafter's network; None: no drafter.
         extent: Extent of the measurement; None: the usual one.
         regions: The session's: passes are recorded or not, as there.
@@ -140,7 +139,6 @@ def costs_for(
     """Returns a file's costs, which stay fixed, or without a file this machine's, which follow timed steps.
 
     Args:
-        target: The target.
         network: The drafter's network; None: no drafter.
         path: File of costs; None: they are measured here.
         regions: The session's.

@@ -218,8 +218,6 @@ class LiveCosts:
         """Begins with measured costs.
 
         Args:
-            costs: The costs.
-            frozen: True if they stay fixed.
             measure: (prefix, seconds) -> the costs with those at one more prefix, measured in about so many
                 seconds.
         """

@@ -67,7 +67,6 @@ class ExpertWeights(Memory):
         """Announces that this tree is verified next.
 
         Args:
-            tree: The tree.
             predictions: By node, None for nodes that only the text predicts.
         """
         self._tree = tree

@@ -36,7 +36,6 @@ class _Child:
         drafter: Its probability by the drafter.
         row: Its probability by the matrix row.
         drafted: Its drafted node or -1.
-        origin: Its origin bits.
     """
 
     text: float = 0.0
@@ -127,7 +126,6 @@ class RankedProposer:
         """Returns the drafted nodes that are ranked for a tree of this budget.
 
         Args:
-            ask: What is proposed.
             pruning: The pruning policy; None: the drafter's own one.
         """
         assert self.drafter is not None
@@ -144,7 +142,6 @@ class RankedProposer:
         """Returns the tree of the most probable nodes.
 
         Args:
-            ask: What is proposed.
             drafted: Drafted nodes, which are ranked beside the text's; None: only the text's.
             floors: By number of nodes so far, the probability that the next one must exceed; None: 0 for
                 each.

@@ -40,7 +40,6 @@ class PricedPass:
     """The plan of one pass (`PassPlan`).
 
     Attributes:
-        prices: Prices of the pass.
         rate: Tokens per second of all requests, by which seconds become tokens.
         credit: Seconds that the pass may be expected to lose, of all requests together.
         drafting: Requests that draft together, once that is decided.
@@ -51,8 +50,6 @@ class PricedPass:
         """Plans a pass.
 
         Args:
-            prices: Its prices.
-            bids: Its requests.
             costs: What learns the seconds of the pass.
         """
         self.prices = prices

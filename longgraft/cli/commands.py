@@ -35,10 +35,7 @@ def command(
 
     Args:
         app: What the command is added to.
-        name: Name of the command.
-        example: Example in --help.
         panel: Heading of the command in the list of commands.
-        base: The command's own defaults.
         without: Options that it does not have.
         saved: Maps flags to the options of an earlier run, which override only the defaults.
     """
@@ -96,13 +93,7 @@ def _keyword(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _annotation(option: Option, default: Any, panel: str) -> Any:
-    """Returns the annotation for typer, which passes texts on; the option parses them.
-
-    Args:
-        option: The option.
-        default: Its default.
-        panel: Its heading in --help.
-    """
+    """Returns the annotation for typer, which passes texts on; the option parses them."""
     about: dict[str, Any] = {"help": option.help_text(default), "rich_help_panel": panel}
     if option.kind is bool:
         return Annotated[bool | None, typer.Option(option.switch, **about)]

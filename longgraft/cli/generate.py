@@ -76,10 +76,7 @@ class Answers:
     """One way of answering, for many prompts.
 
     Attributes:
-        session: The session.
         settings: Its settings, with the method that was chosen in the end.
-        sampling: Sampling of the answers.
-        ends: What ends an answer.
         compare: True if each answer is compared with plain decoding.
         prediction: Text that the answers may repeat; None: none.
     """
@@ -241,8 +238,6 @@ def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Se
     """Returns a session, and what it was made from.
 
     Args:
-        pair: Target and drafter.
-        settings: Settings of the session.
         tell: Print the choices on stderr.
     """
     from longgraft.loading import open_session as opened

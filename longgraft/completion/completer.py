@@ -49,7 +49,6 @@ class Completion:
         text: The text that follows the cursor, with the file's line ends; of a next edit, the new lines.
         generation: All decoded tokens, to the end of the step in which the completion ended.
         ended: line, block, or the generation's finish reason.
-        cursor: The cursor.
         prompt: What the model read.
         gathered: The snippets from which the prompt's were chosen.
         seconds: Durations: gather, layout, first (from the call to the first token) and total.
@@ -122,7 +121,6 @@ class Completer:
         Args:
             root: Folder of the repository, from whose files snippets are gathered.
             cursor: File, text before and text after the cursor.
-            options: Settings of the completion.
             sampling: How tokens are drawn; None: greedily.
             tell: Called with each piece of text that is final; of a next edit, once with the new lines.
 
@@ -341,7 +339,6 @@ def complete(
     """Completes code at a cursor in a file of a repository.
 
     Args:
-        repo: The repository's root folder.
         file: The file: absolute, relative to the root, or relative to the current folder.
         line: The cursor's line, counted from 1.
         column: The cursor's column, counted from 1; None: the line's end.
@@ -349,8 +346,6 @@ def complete(
             options.
         text: The file's unsaved text; None: the file is read.
         until: line, block (by indentation or braces) or stop: the model's end, stop strings, max_new_tokens.
-        stop: Stop strings.
-        max_new_tokens: Most tokens of the completion.
         tokens: Most tokens of the prompt.
         layout: Layout of the prompt: fim, left-to-right, auto, or next-edit, with which the model rewrites
             the lines around the cursor; `Completion.edit` is the result.

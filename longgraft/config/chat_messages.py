@@ -19,7 +19,6 @@ def chat_message(source: Any, where: str) -> dict[str, Any]:
 
     Args:
         source: A message such as {"role": "user", "content": "Hello"}.
-        where: Its place, for messages.
 
     Raises:
         ValueError: the role or the content is missing or of another kind.

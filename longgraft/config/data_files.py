@@ -120,7 +120,6 @@ def read_text(path: str | os.PathLike[str], instead: str = "") -> str:
     """Returns the text of a UTF-8 file, with or without a byte order mark; *.gz is decompressed.
 
     Args:
-        path: The file.
         instead: What to do if it cannot be read, for the ValueError.
     """
     try:
@@ -134,7 +133,6 @@ def read_table(path: Path, needed: Mapping[str, type | tuple[type, ...]] | None 
     """Returns the table in a TOML file (by its suffix) or a JSON file.
 
     Args:
-        path: The file.
         needed: Names that it must have, and the types of their values.
     """
     text = read_text(path, "It must be TOML (.toml) or JSON.")

@@ -16,7 +16,6 @@ class JsonLine(NamedTuple):
     Attributes:
         number: Of the line, from 1; blank lines count.
         place: "NAME, line 3", for messages.
-        value: Its JSON value.
     """
 
     number: int

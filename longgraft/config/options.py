@@ -30,7 +30,6 @@ class Option:
 
     Attributes:
         help: What the field means, for --help.
-        unit: Unit of the numbers.
         low: Least of every number in the field.
         high: Largest of every number in the field.
         above: True if `low` itself is excluded.
@@ -42,9 +41,6 @@ class Option:
         flag: The command line flag, if it is not derived from the name.
         metavar: Placeholder of the value in --help.
         many: True if the flag is repeated instead of taking a comma-separated list.
-        name: Name of the field.
-        kind: Type of the field.
-        default: Default of the field.
     """
 
     help: str = ""
@@ -123,7 +119,6 @@ class Option:
         """Raises ValueError if a value is of another type or out of range.
 
         Args:
-            value: The value.
             name: What the error calls it; "": the option's name.
         """
         if not _fits(value, self.kind):
@@ -188,8 +183,6 @@ def option(default: Any, help: str, **about: Any) -> Any:
     """Makes a dataclass field with a description.
 
     Args:
-        default: The field's default.
-        help: What it means.
         about: Further fields of `Option`.
     """
     return _field(Option(help=help, default=default, **about))
@@ -270,8 +263,6 @@ def named(known: Mapping[str, Option], values: Mapping[str, Any], where: str) ->
     """Returns a file's values by field, parsed and checked; keys may be fields or flags.
 
     Args:
-        known: The options by field.
-        values: The file's values.
         where: The file, named in the ValueError.
     """
     by_flag = {known[name].switch[2:].replace("-", "_"): name for name in known}

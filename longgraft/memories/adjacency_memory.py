@@ -92,7 +92,6 @@ class AdjacencyMemory(Memory):
     """The adjacency matrix as a memory.
 
     Args:
-        matrix: The matrix.
         snapshot: Warm rows [V + 1, K] that each request starts from; None: empty rows.
         lasting: True if rows outlive the request.
         seeded: True if prompt positions write rows; Token Recycling's do not.

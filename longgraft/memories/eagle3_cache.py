@@ -29,7 +29,6 @@ class Eagle3Cache(DraftCache):
     Slot t pairs feature t with token t + 1 at position t, so the root's pair is the last one observed.
 
     Args:
-        network: The head.
         window: Tokens of its own past that each slot sees, including itself; None: the network's own
             choice.  Rotary embeddings depend only on differences of positions, so a window needs no other
             positions: no difference exceeds it.

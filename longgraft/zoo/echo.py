@@ -111,11 +111,7 @@ class EchoPlanner:
 
 @dataclass(frozen=True)
 class PlannedGates:
-    """The gates of one request in a shared pass: a draft that passes one also needs nodes for its further levels.
-
-    Attributes:
-        levels: Levels of the whole draft.
-    """
+    """The gates of one request in a shared pass: a draft that passes one also needs nodes for its further levels."""
 
     gates: Gates
     together: PlannedTogether[Ask, EchoPlan]

@@ -81,7 +81,6 @@ class SuffixAutomaton(Memory):
         """Finds the longest earlier match of the text's end followed by `root`.
 
         Args:
-            root: The token after the text.
             least: If fewer tokens follow, the index is that of a shorter match, if there is one.
 
         Returns:

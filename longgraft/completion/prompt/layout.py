@@ -97,10 +97,8 @@ class PromptLayout:
         """Lays out a prompt.
 
         Args:
-            cursor: The cursor.
             snippets: Snippets of other files, best first.
             tokens: Most tokens of the whole prompt.
-            name: The repository's name.
             before: The snippets of the last prompt, in its order.
 
         Raises:

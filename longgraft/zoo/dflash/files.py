@@ -37,10 +37,7 @@ def load_blocks(
     """Loads a DFlash drafter from a folder or hub id; the caller shares the target's embedding and output layer.
 
     Args:
-        path: Folder or hub id.
-        target: Sizes of the target.
         dtype: Number type of the weights; None keeps the file's.
-        device: Device of the weights.
 
     Raises:
         ValueError: the files are incomplete, damaged or contradictory.

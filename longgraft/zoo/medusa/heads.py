@@ -31,7 +31,6 @@ class MedusaConfig(Checked):
     """Shape of Medusa heads.
 
     Attributes:
-        blocks: Residual blocks per head.
         tied: True if they share the target's output embedding.
     """
 
