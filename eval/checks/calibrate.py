@@ -162,7 +162,10 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
     for index, (ids, recorded) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
         warmup.steps = []
         replay = recorded[: how.max_new_tokens]
-        sampling = _sampling(replay, how.temperature, index)
+        sampling = Sampling(replay=replay)
+        if not replay:
+            seed = index if how.temperature else 0  # every prompt has another seed
+            sampling = Sampling(how.temperature, seed=seed)
         decoded = answer(session.open(ids, len(replay) or how.max_new_tokens, sampling)).token_ids
         _replay(warmup.steps, [*ids, *decoded])
         # In a loop every guess is right, and every gate looks useless, so such answers only fill the matrix.
@@ -201,15 +204,6 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
         file=sys.stderr,
     )
     return path
-
-
-def _sampling(replay: Sequence[int], temperature: float, index: int) -> Sampling:
-    """Returns how the answer to a prompt is drawn; every prompt has another seed."""
-    if replay:
-        return Sampling(replay=replay)
-    if temperature:
-        return Sampling(temperature, seed=index)
-    return Sampling(temperature)
 
 
 def choose(steps: Sequence[_Step], costs: tuple[float, float], keep: bool = False) -> tuple[dict[int, float], float]:

@@ -90,7 +90,8 @@ def examine(
     place = place_of(pair.model)
     name = place.name
     config = cast(Any, read_config(place.path, place.name))
-    dtype = dtype or _usual_dtype(config, device)
+    if dtype is None:
+        dtype = torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16
     text = config.get_text_config(decoder=True)
     shape = TargetShape.of(config)
     positions = most_positions(config) or UNBOUNDED
@@ -136,12 +137,6 @@ def examine(
         else:
             needed.append("memory: none for packed weights, so torch multiplies, at half the speed")
     return FitReport([*lines, *needed], fits and enough)
-
-
-def _usual_dtype(config: Any, device: torch.device) -> torch.dtype:
-    if device.type == "cpu":
-        return torch.float32
-    return config.dtype or torch.bfloat16
 
 
 def before_download(entry: Entry, context: int, device: torch.device, programs: int) -> FitReport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from longgraft.config.data_files import whole
@@ -38,9 +39,11 @@ class Recorded:
                 _add(by_user, placed, suite, stem_of(path))
         in_data: Recordings = {}
         if data is not None:
-            for path in (Path(data) / "meta.jsonl", Path(data) / "recorded.jsonl"):
-                if path.is_file():
-                    _add_some(in_data, path, suite)
+            # meta.jsonl has a line for every row, and a continuation for some.
+            paths = (Path(data) / "meta.jsonl", Path(data) / "recorded.jsonl")
+            for placed in chain.from_iterable(map(read_rows, filter(Path.is_file, paths))):
+                if placed.row.get("continuation"):
+                    _add(in_data, placed, suite, "true")
         return cls(by_user, in_data)
 
     def texts_of(self, identity: str, in_row: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -51,13 +54,6 @@ class Recorded:
         for source in sorted(others, key=lambda source: (source != "true", -len(others[source]))):
             texts.setdefault(source, others[source])
         return texts
-
-
-def _add_some(texts: Recordings, path: Path, suite: str) -> None:
-    """Adds the texts of a file such as meta.jsonl, which has a line for every row and a continuation for some."""
-    for placed in read_rows(path):
-        if placed.row.get("continuation"):
-            _add(texts, placed, suite, "true")
 
 
 def _add(texts: Recordings, placed: PlacedRow, suite: str, source: str) -> None:

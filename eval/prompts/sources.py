@@ -100,7 +100,8 @@ def read_rows(path: Path) -> list[PlacedRow]:
     elif path.name.removesuffix(".gz").endswith(".json") and _holds_list(path):
         rows = _list_rows(path)
     else:
-        rows = _line_rows(path)
+        lines = read_json_lines(path, INSTEAD)
+        rows = [PlacedRow(line.place, checked_object(line.value, line.place)) for line in lines]
     if not rows:
         raise ValueError(f"{path} has no rows.")
     return rows
@@ -113,11 +114,6 @@ def _holds_list(path: Path) -> bool:
             return file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
     except (OSError, *GZIP_ERRORS):
         return False
-
-
-def _line_rows(path: Path) -> list[PlacedRow]:
-    lines = read_json_lines(path, INSTEAD)
-    return [PlacedRow(line.place, checked_object(line.value, line.place)) for line in lines]
 
 
 def _list_rows(path: Path) -> list[PlacedRow]:

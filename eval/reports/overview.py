@@ -36,7 +36,9 @@ def main_table(cells: Sequence[TableCell], dtype: str) -> str:
     cells_by_length = grouped(pooled_cells(cells), lambda cell: cell.bucket)
     for _, cells_of_length in sorted(cells_by_length.items()):
         best = fastest(cells_of_length)
-        for cell in sorted(cells_of_length, key=_rank):
+        for cell in sorted(
+            cells_of_length, key=lambda cell: (cell.method != PLAIN, cell.promise == LOSSY, -cell.speed)
+        ):
             lines.append(_main_line(cell, dtype, cell is best))
     return markdown(MAIN.split(" | "), lines)
 
@@ -84,10 +86,6 @@ def fastest(cells: Sequence[TableCell]) -> TableCell | None:
 def most_prompts(cells: Iterable[TableCell]) -> int:
     """Returns the number of prompts of the method that has most."""
     return max((cell.prompts for cell in cells), default=0)
-
-
-def _rank(cell: TableCell) -> tuple[bool, bool, float]:
-    return cell.method != PLAIN, cell.promise == LOSSY, -cell.speed
 
 
 def _main_line(cell: TableCell, dtype: str, best: bool) -> list[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from pydantic import FiniteFloat as Number
 from pydantic import NonNegativeInt as Whole
 
 from longgraft.config.data_files import parse_object
-from longgraft.eval.runs.rows import record
+from longgraft.eval.runs.rows import as_json, record
 
 BATCHES = "concurrency.jsonl"
 
@@ -85,14 +84,10 @@ def read_batches(folder: Path) -> list[Batch]:
 
 def write_batches(folder: Path, batches: list[Batch]) -> None:
     """Writes the file, whole or not at all."""
-    lines = []
-    for batch in batches:
-        columns = asdict(batch)
-        del columns["key"]
-        lines.append(json.dumps(batch.key._asdict() | columns) + "\n")
     partial = folder / f"{BATCHES}.part"
     with open(partial, "w", encoding="utf-8") as file:
-        file.write("".join(lines))
+        for batch in batches:
+            file.write(as_json(batch) + "\n")
         file.flush()
         os.fsync(file.fileno())
     partial.replace(folder / BATCHES)

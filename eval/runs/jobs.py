@@ -95,6 +95,10 @@ def failed_turn(config: SweepConfig, job: Job, fitted: Fitted, why: str) -> Iter
     """Yields the same for one turn."""
     promises = {variant.name: variant.promise for variant in config.variants}
     for key in sorted(missing(config, job, fitted)):
-        yield Failure(
-            key, why, fitted.example.turn, fitted.cut_tokens, promises[key.method], fitted.example.fingerprint(key.mode)
-        )
+        yield failure(key, why, fitted, promises[key.method])
+
+
+def failure(key: Key, why: str, fitted: Fitted, promise: str) -> Failure:
+    """Returns the row of a decoding that failed; promise: its method's."""
+    example = fitted.example
+    return Failure(key, why, example.turn, fitted.cut_tokens, promise, example.fingerprint(key.mode))

@@ -17,10 +17,10 @@ from longgraft.eval.prompts.buckets import Fitted, as_it_is
 from longgraft.eval.prompts.example import Example
 from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.eval.runs.jobs import Job, failed_turn, failures, missing
+from longgraft.eval.runs.jobs import Job, failed_turn, failure, failures, missing
 from longgraft.eval.runs.measure import PromptMeasurement
 from longgraft.eval.runs.quiet import OtherLoad
-from longgraft.eval.runs.rows import Failure, Key, Result, Row, done
+from longgraft.eval.runs.rows import Key, Result, Row, done
 from longgraft.eval.runs.variants import Variant
 from longgraft.eval.scores import score
 
@@ -116,10 +116,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
                         yield _measure(bench, checks, variant, draw, key, fitted)
     for key in sorted(wanted):
         if key.method in bench.missing:
-            promise = Variant.parse(key.method).promise
-            yield Failure(
-                key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise, example.fingerprint(key.mode)
-            )
+            yield failure(key, bench.missing[key.method], fitted, Variant.parse(key.method).promise)
 
 
 def interleaved(variants: Sequence[Variant], prompt: str, repeat: int) -> list[Variant]:
@@ -148,14 +145,7 @@ def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: K
             checks.plain[key.mode] = tokens
         check = checks.of(variant, key.mode, draw, tokens)
     except FAILURES as error:
-        return Failure(
-            key,
-            f"{type(error).__name__}: {error}",
-            example.turn,
-            fitted.cut_tokens,
-            variant.promise,
-            example.fingerprint(key.mode),
-        )
+        return failure(key, f"{type(error).__name__}: {error}", fitted, variant.promise)
     scored = None
     if key.mode != "replay" and key.repeat == 0:
         text = bench.session.tokenizer.decode(tokens, skip_special_tokens=True)

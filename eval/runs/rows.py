@@ -126,8 +126,8 @@ def done(rows: Sequence[Result]) -> Done:
     return tokens
 
 
-def as_json(row: Result) -> str:
-    """Returns one flat line without its line end."""
+def as_json(row: Any) -> str:
+    """Returns a row, whose key's fields stand beside its own, as one line without its end."""
     columns = asdict(row)
     del columns["key"]
     return json.dumps(row.key._asdict() | columns)
@@ -153,6 +153,9 @@ def record(kind: Any, columns: Mapping[str, Any], where: str) -> Any:
         raise ValueError(f"{where}: {_what_is_wrong(kind, columns, error)}") from error
 
 
+_reader = cache(TypeAdapter)
+
+
 def _what_is_wrong(kind: Any, columns: Mapping[str, Any], error: ValidationError) -> str:
     """Returns what is missing in a row, else the first value of the wrong kind."""
     key = get_type_hints(kind)["key"]
@@ -173,11 +176,6 @@ def _what_is_wrong(kind: Any, columns: Mapping[str, Any], error: ValidationError
         name = str(places[0][1])
     wanted = in_words((get_type_hints(kind) | get_type_hints(key))[name])
     return f"{name} must be {wanted}; it is {json.dumps(columns[name])[:60]}."
-
-
-@cache
-def _reader(kind: Any) -> TypeAdapter:
-    return TypeAdapter(kind)
 
 
 def rows_file(folder: Path) -> Path | None:
