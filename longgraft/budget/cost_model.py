@@ -90,7 +90,9 @@ class Costs:
         table: dict[str, Any] = {"unit": "ms", "key": dict(self.key), "source": self.source}
         for name in TABLES:
             grid = sorted(getattr(self, name).items())
-            table[name] = {str(prefix): _milliseconds(row) for prefix, row in grid}
+            table[name] = {}
+            for prefix, row in grid:
+                table[name][str(prefix)] = {str(rows): round(1e3 * spent, 4) for rows, spent in sorted(row.items())}
         table["host"] = round(1e3 * self.host, 4)
         path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
@@ -124,10 +126,6 @@ def _table_of(title: str, grid: Grid) -> list[str]:
         cells = [f"{1e3 * row[rows]:.2f}" if rows in row else "-" for rows in columns]
         lines.append(f"{f'{prefix:,} tokens':<16}" + "".join(f"{cell:>10}" for cell in cells))
     return lines
-
-
-def _milliseconds(row: Mapping[int, float]) -> dict[str, float]:
-    return {str(rows): round(1e3 * seconds, 4) for rows, seconds in sorted(row.items())}
 
 
 def _grid(table: dict[str, Any], where: str) -> Grid:

@@ -67,7 +67,8 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
         texts = {name: arguments.pop(name) for name in typed}
         flags = {name: _flagged(typed[name], text) for name, text in texts.items() if text not in (None, [])}
         earlier = saved(flags) if saved else {}
-        values = {**base, **earlier, **_filed(path, known), **flags}
+        filed = {} if path is None else named(known, read_table(path), str(path))
+        values = {**base, **earlier, **filed, **flags}
         for name, group in groups.items():
             arguments[name] = group(**{key: value for key, value in values.items() if key in options(group)})
         return function(**arguments)
@@ -80,12 +81,6 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
     adapted.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     adapted.__doc__ = function.__doc__
     return adapted
-
-
-def _filed(path: Path | None, known: Mapping[str, Option]) -> Values:
-    if path is None:
-        return {}
-    return named(known, read_table(path), str(path))
 
 
 def _keyword(name: str, annotation: Any) -> inspect.Parameter:

@@ -27,7 +27,7 @@ from longgraft.completion.prompt.next_edit import NextEditLayout
 from longgraft.completion.prompt.stable_order import ANEW, STEADY, place
 from longgraft.completion.repository.files import repository
 from longgraft.completion.retrieval.gather import Gathered, gather
-from longgraft.completion.snippets import LINE_END, Cursor, Snippet
+from longgraft.completion.snippets import LINE_END, Cursor, Snippet, common
 from longgraft.completion.stopping import Ending
 from longgraft.completion.window import Edit, RewriteEnding, Window
 from longgraft.engine.encoder import stop_strings
@@ -142,7 +142,12 @@ class Completer:
             prompt.ids, limit, sampling, options.stop, tuple(eos), prediction=prompt.prediction or None
         )
         ending = rewrite or Ending(options.until, _with_unified_ends(cursor), prompt.form == "fim")
-        text = _CompletionText(ending, prompt.held, _keep if rewrite else _with_ends(tell, cursor.line_end))
+
+        def tell_more(text: str) -> None:
+            if rewrite is None:  # what a rewritten window changes is known at its end
+                tell(text.replace("\n", cursor.line_end))
+
+        text = _CompletionText(ending, prompt.held, tell_more)
         generation = text.step_through(request)
         seconds |= {"first": text.first - started, "total": time.perf_counter() - started}
         ended = options.until if text.ended else generation.finish_reason
@@ -182,7 +187,9 @@ class Completer:
         gathered = gather(root, cursor, tokens)
         key = (root, cursor.path)
         before = [snippet for snippet in used.pop(key, ()) if self._kept and _is_there(root, snippet)]
-        snippets = (*gathered.snippets, *_not_gathered(before, gathered.snippets))
+        now = set(map(place, gathered.snippets))
+        kept = [replace(snippet, why=KEPT) for snippet in before if place(snippet) not in now]
+        snippets = (*gathered.snippets, *kept)
         gathered_at = time.perf_counter()
         prompt = layouts[form].lay_out(cursor, snippets, tokens, root.name, before)
         if form == NEXT_EDIT:
@@ -239,24 +246,9 @@ def _is_there(root: Path, snippet: Snippet) -> bool:
     return "\n".join(lines) + "\n" == snippet.text
 
 
-def _not_gathered(before: Sequence[Snippet], snippets: Sequence[Snippet]) -> list[Snippet]:
-    """Returns the snippets of the last prompt that were not gathered again."""
-    now = set(map(place, snippets))
-    return [replace(snippet, why=KEPT) for snippet in before if place(snippet) not in now]
-
-
 def _with_unified_ends(cursor: Cursor) -> Cursor:
     """Returns the cursor in a text with line ends \\n, which models know."""
     return replace(cursor, before=LINE_END.sub("\n", cursor.before), after=LINE_END.sub("\n", cursor.after))
-
-
-def _with_ends(tell: Callable[[str], None], end: str) -> Callable[[str], None]:
-    """Returns a function that tells text with a file's line end."""
-    return lambda text: tell(text.replace("\n", end))
-
-
-def _keep(text: str) -> None:
-    """Tells nothing of a rewritten window: what it changes is known at its end."""
 
 
 class _CompletionText:
@@ -308,11 +300,7 @@ class _CompletionText:
 
     def _completed(self) -> str:
         """Returns the decoded text without the held blanks, which the model repeats."""
-        same = next(
-            (n for n, (text, blank) in enumerate(zip(self.raw, self.held, strict=False)) if text != blank),
-            min(len(self.raw), len(self.held)),
-        )
-        return self.raw[same:]
+        return self.raw[common(self.raw, self.held) :]
 
     def _send(self, end: int) -> None:
         if end > self._sent:

@@ -96,6 +96,6 @@ class Snippet:
 
 
 def common(first: Sequence[str], second: Sequence[str]) -> int:
-    """Returns the number of lines that both begin with."""
+    """Returns the number of lines, or of characters, that both begin with."""
     pairs = zip(first, second, strict=False)
     return next((n for n, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))
