@@ -21,8 +21,6 @@ from longgraft.zoo.anchors import Anchors, anchors, states
 from longgraft.zoo.hidden_states import HiddenStates
 from longgraft.zoo.pld_plus import PldPlusChoices
 
-ADAPLD = "AdaPLD (arXiv 2606.05742)"
-
 
 @dataclass(frozen=True)
 class Likeness:
@@ -188,7 +186,7 @@ def special(target: Target) -> frozenset[int]:
 METHOD = Method(
     "adapld",
     "the same at greater length, also after similar tokens, with probable tokens as branches",
-    ADAPLD,
+    "AdaPLD (arXiv 2606.05742)",
     adapld,
     budget=39,
     choices=AdaPldChoices(),

@@ -17,7 +17,6 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import ProposalTree
 from longgraft.trees.trie import Trie
 
-LOGITSPEC = "LogitSpec (arXiv 2507.01449)"
 # Size of the last top-k, and nodes of the tree, root included: the official capacity.
 WIDTH = 64
 # (highest rank, tokens of a guess with its continuation); above these ranks the guess alone.
@@ -241,7 +240,7 @@ def logitspec(p: Parts) -> LogitSpec:
 METHOD = Method(
     "logitspec",
     "copies what followed the same n-gram, and guesses what was probable one token ago",
-    LOGITSPEC,
+    "LogitSpec (arXiv 2507.01449)",
     logitspec,
     budget=WIDTH,
     looks_up=True,

@@ -23,9 +23,6 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import ProposalTree
 from longgraft.trees.trie import Trie
 
-LOOKAHEAD = "Lookahead decoding (arXiv 2402.02057)"
-
-
 Row = tuple[int, ...]
 
 
@@ -212,7 +209,7 @@ def lookahead(p: Parts) -> Lookahead:
 METHOD = Method(
     "lookahead",
     "n-grams from earlier guesses of the text ahead, and new guesses in the same pass",
-    LOOKAHEAD,
+    "Lookahead decoding (arXiv 2402.02057)",
     lookahead,
     budget=56,
     choices=LookaheadChoices(),
