@@ -40,27 +40,18 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class FitReport:
-    """The answer to whether a target and a head fit on this machine.
+    """The answer to whether a target and a head fit on this machine."""
 
-    Attributes:
-        lines: What was looked at, for people.
-    """
-
-    lines: list[str]
+    lines: list[str]  # what was looked at, for people
     fits: bool
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """The memory that a target model or a head takes, in bytes.
+    """The memory that a target model or a head takes, in bytes."""
 
-    Attributes:
-        weights: Of the weights.
-        per_token: Of the keys and values of one token.
-    """
-
-    weights: int
-    per_token: int
+    weights: int  # of the weights
+    per_token: int  # of the keys and values of one token
 
 
 def examine(

@@ -64,21 +64,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A prompt that represents a length.
+    """A prompt that represents a length."""
 
-    Attributes:
-        example: The uncut prompt.
-        ids: The ids that are fed.
-        bucket: The lengths that it represents.
-        cut_characters: How much of the body was cut.
-        cut_tokens: How many tokens fewer than uncut that makes.
-    """
-
-    example: Example
-    ids: tuple[int, ...]
-    bucket: Bucket
-    cut_characters: int = 0
-    cut_tokens: int = 0
+    example: Example  # the uncut prompt
+    ids: tuple[int, ...]  # the ids that are fed
+    bucket: Bucket  # the lengths that it represents
+    cut_characters: int = 0  # how much of the body was cut
+    cut_tokens: int = 0  # how many tokens fewer than uncut that makes
 
 
 def fit(example: Example, tokenizer: Any, length: int) -> Fitted | None:

@@ -16,15 +16,10 @@ Recordings = dict[str, dict[str, str]]  # row id -> source (`true` or a model) -
 
 @dataclass(frozen=True)
 class Recorded:
-    """The recorded texts of a suite.
+    """The recorded texts of a suite."""
 
-    Attributes:
-        by_user: Texts of the user's files.
-        in_data: Texts of the files in the folder of the rows.
-    """
-
-    by_user: Recordings
-    in_data: Recordings
+    by_user: Recordings  # texts of the user's files
+    in_data: Recordings  # texts of the files in the folder of the rows
 
     @classmethod
     def read(cls, suite: str, data: Path | None, recorded: Sequence[Path]) -> Recorded:

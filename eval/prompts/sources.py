@@ -21,13 +21,9 @@ INSTEAD = f"Give the path of a JSONL file, or one of the suites {WHOLE_SUITES}."
 
 
 class PlacedRow(NamedTuple):
-    """A row and its place.
+    """A row and its place."""
 
-    Attributes:
-        place: "NAME, line 3", for messages.
-    """
-
-    place: str
+    place: str  # "NAME, line 3", for messages
     row: Row
 
 

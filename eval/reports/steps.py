@@ -42,17 +42,11 @@ repeats.
 
 
 class Position(NamedTuple):
-    """Acceptance at one position of the drafts.
+    """Acceptance at one position of the drafts."""
 
-    Attributes:
-        accepted: Drafts of which at least this many tokens were accepted.
-        raw: Their share of all drafts.
-        conditional: Their share of the drafts that were accepted up to the position before.
-    """
-
-    accepted: int
-    raw: float
-    conditional: float
+    accepted: int  # drafts of which at least this many tokens were accepted
+    raw: float  # their share of all drafts
+    conditional: float  # their share of the drafts that were accepted up to the position before
 
 
 def drafts(rows: Sequence[Row]) -> int | None:

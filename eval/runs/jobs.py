@@ -14,19 +14,13 @@ Plan = Mapping[str, Mapping[int, list[Fitted]]]  # suite -> length -> prompts
 
 @dataclass
 class Job:
-    """One prompt of a suite and length, with its later turns.
-
-    Attributes:
-        length: The bucket, in tokens; 0 for uncut prompts.
-        done: Rows that exist already.
-        attempts: Workers that it has killed.
-    """
+    """One prompt of a suite and length, with its later turns."""
 
     suite: str
-    length: int
+    length: int  # the bucket, in tokens; 0 for uncut prompts
     fitted: Fitted
-    done: Done = field(default_factory=dict)
-    attempts: int = 0
+    done: Done = field(default_factory=dict)  # rows that exist already
+    attempts: int = 0  # workers that it has killed
 
     def key(self, fitted: Fitted, mode: str, method: str, repeat: int) -> Key:
         """Returns the key of a row of this job; fitted: its turn."""

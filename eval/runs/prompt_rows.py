@@ -169,17 +169,11 @@ def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: K
 
 @dataclass(frozen=True)
 class Draw:
-    """Decoding settings of a mode.
+    """Decoding settings of a mode."""
 
-    Attributes:
-        sampling: How tokens are drawn.
-        limit: Most tokens of an answer.
-        eos: Tokens that end an answer.
-    """
-
-    sampling: Sampling
-    limit: int
-    eos: Sequence[int]
+    sampling: Sampling  # how tokens are drawn
+    limit: int  # most tokens of an answer
+    eos: Sequence[int]  # tokens that end an answer
 
 
 def draw_of(config: SweepConfig, bench: Bench, example: Example, mode: str) -> Draw:

@@ -64,15 +64,10 @@ Point = tuple[str, int, int]
 
 
 class Extent(NamedTuple):
-    """Extent of a measurement.
+    """Extent of a measurement."""
 
-    Attributes:
-        prefixes: Prefixes in tokens, cut to what positions and memory allow.
-        seconds: Time after which no measurement is begun; missing ones are interpolated from the others.
-    """
-
-    prefixes: Sequence[int]
-    seconds: float = 0.5
+    prefixes: Sequence[int]  # prefixes in tokens, cut to what positions and memory allow
+    seconds: float = 0.5  # time after which no measurement is begun; missing ones are interpolated from the others
 
 
 def key_of(target: Target, network: Eagle3Network | None, regions: Regions = EAGER) -> dict[str, str]:

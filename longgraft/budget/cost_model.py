@@ -34,25 +34,15 @@ TABLES = ("passes", "levels", "feeds")
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds on one machine, by tokens of the prefix and rows of the pass.
+    """Seconds on one machine, by tokens of the prefix and rows of the pass."""
 
-    Attributes:
-        key: All that costs depend on: model, drafter, dtype, device, attention, threads; absent names do
-            not matter.
-        source: How they were measured, or from which rows they were taken.
-        passes: A target pass, including draw and walk.
-        levels: One draft level: forward, head, top-k, scores; empty without a drafter.
-        feeds: Feeding observed tokens into the drafter's cache and reading the root's candidates; empty
-            without one.
-        host: The rest of a step: proposing and observing.
-    """
-
+    # All that costs depend on: model, drafter, dtype, device, attention, threads; absent names do not matter.
     key: Mapping[str, str]
-    source: str
-    passes: Grid
-    levels: Grid
-    feeds: Grid
-    host: float = 0.0
+    source: str  # how they were measured, or from which rows they were taken
+    passes: Grid  # a target pass, including draw and walk
+    levels: Grid  # one draft level: forward, head, top-k, scores; empty without a drafter
+    feeds: Grid  # feeding observed tokens into the drafter's cache and reading the root's candidates; empty without one
+    host: float = 0.0  # the rest of a step: proposing and observing
 
     def verify(self, rows: int, prefix: int) -> float:
         """Returns the seconds of a target pass."""

@@ -23,17 +23,11 @@ Probabilities = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class NodePredictions:
-    """The experts' predictions for one node.
+    """The experts' predictions for one node."""
 
-    Attributes:
-        longest: Length of the text's longest context, in tokens.
-        row: True if the matrix has a row.
-        probabilities: By successor.
-    """
-
-    longest: int
-    row: bool
-    probabilities: Mapping[int, Probabilities]
+    longest: int  # length of the text's longest context, in tokens
+    row: bool  # True if the matrix has a row
+    probabilities: Mapping[int, Probabilities]  # by successor
 
 
 class ExpertWeights(Memory):

@@ -29,54 +29,34 @@ ROW = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)  # probabilities of a m
 
 @dataclass(slots=True)
 class _Child:
-    """A successor of a node.
+    """A successor of a node."""
 
-    Attributes:
-        text: Its probability by the text.
-        drafter: Its probability by the drafter.
-        row: Its probability by the matrix row.
-        drafted: Its drafted node or -1.
-    """
-
-    text: float = 0.0
-    drafter: float = 0.0
-    row: float = 0.0
-    drafted: int = -1
+    text: float = 0.0  # its probability by the text
+    drafter: float = 0.0  # its probability by the drafter
+    row: float = 0.0  # its probability by the matrix row
+    drafted: int = -1  # its drafted node or -1
     origin: int = 0
 
 
 @dataclass
 class _Drafted:
-    """A drafted tree prepared for the ranking.
+    """A drafted tree prepared for the ranking."""
 
-    Attributes:
-        children: By node, its children: (token, conditional probability, node).
-        rows: The matrix row of each expanded node, best first.
-        origin: Origin bits by node.
-        stage: As in `ProposalTree`.
-    """
-
+    # By node, its children: (token, conditional probability, node).
     children: dict[int, list[tuple[int, float, int]]] = field(default_factory=dict)
-    rows: dict[int, list[int]] = field(default_factory=dict)
-    origin: list[int] = field(default_factory=list)
-    stage: int | None = None
+    rows: dict[int, list[int]] = field(default_factory=dict)  # the matrix row of each expanded node, best first
+    origin: list[int] = field(default_factory=list)  # origin bits by node
+    stage: int | None = None  # as in `ProposalTree`
 
 
 @dataclass(slots=True)
 class _Node:
-    """A ranked node.
+    """A ranked node."""
 
-    Attributes:
-        path: Its tokens below the root.
-        place: Its node in the drafted tree or -1.
-        longest: Length of its longest context, in tokens.
-        predictions: What the experts predict for its children, if some are drafted.
-    """
-
-    path: tuple[int, ...]
-    place: int
-    longest: int = 0
-    predictions: NodePredictions | None = None
+    path: tuple[int, ...]  # its tokens below the root
+    place: int  # its node in the drafted tree or -1
+    longest: int = 0  # length of its longest context, in tokens
+    predictions: NodePredictions | None = None  # what the experts predict for its children, if some are drafted
 
 
 class RankedProposer:

@@ -21,19 +21,12 @@ REPRICED_EVERY = 16  # tokens of prefix after which prices are computed again; c
 
 @dataclass(frozen=True, eq=False)
 class Bid:
-    """The state of one request when it enters a plan.
+    """The state of one request when it enters a plan."""
 
-    Attributes:
-        ask: The proposal that it is asked for.
-        estimates: What its earlier steps have shown.
-        beam: Nodes that a level of its drafter feeds; 0: its source, if any, has no levels.
-        waiting: Observed tokens that wait for its drafter.
-    """
-
-    ask: Ask
-    estimates: AcceptanceEstimates
-    beam: int = 0
-    waiting: int = 1
+    ask: Ask  # the proposal that it is asked for
+    estimates: AcceptanceEstimates  # what its earlier steps have shown
+    beam: int = 0  # nodes that a level of its drafter feeds; 0: its source, if any, has no levels
+    waiting: int = 1  # observed tokens that wait for its drafter
 
 
 class PricedPass:

@@ -73,20 +73,14 @@ class Shown(Checked):
 
 @dataclass(frozen=True)
 class Answers:
-    """One way of answering, for many prompts.
-
-    Attributes:
-        settings: Its settings, with the method that was chosen in the end.
-        compare: True if each answer is compared with plain decoding.
-        prediction: Text that the answers may repeat; None: none.
-    """
+    """One way of answering, for many prompts."""
 
     session: Session
-    settings: Settings
+    settings: Settings  # its settings, with the method that was chosen in the end
     sampling: Sampling
     ends: StopSettings
-    compare: bool
-    prediction: str | None = None
+    compare: bool  # True if each answer is compared with plain decoding
+    prediction: str | None = None  # text that the answers may repeat; None: none
 
     def answer(self, ids: Sequence[int]) -> dict[str, Any]:
         """Returns one answer, with its report."""

@@ -21,15 +21,10 @@ UNREAD = ("tools", "functions", "system")  # keys that would change the prompt, 
 
 @dataclass(frozen=True)
 class GivenPrompt:
-    """A prompt of a user.
+    """A prompt of a user."""
 
-    Attributes:
-        prompt: Text, chat messages or token ids.
-        name: The row's id or number; "" for a single prompt.
-    """
-
-    prompt: str | list[int] | list[dict[str, Any]]
-    name: str = ""
+    prompt: str | list[int] | list[dict[str, Any]]  # text, chat messages or token ids
+    name: str = ""  # the row's id or number; "" for a single prompt
 
     @property
     def chat(self) -> list[dict[str, Any]]:

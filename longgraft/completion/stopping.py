@@ -33,25 +33,18 @@ DISTINCT = 4  # characters: a line of this length rarely occurs twice
 
 
 class Line(NamedTuple):
-    """A line of the cursor's line and the completion.
+    """A line of the cursor's line and the completion."""
 
-    Attributes:
-        start, end: Offsets in the completion, start below 0 for the cursor's own line.
-        shown: Stripped.
-        code: The same with strings and comments masked.
-        indent: In columns.
-        depth, after: Open brackets at the line's beginning and end.
-        whole: True if it has a line end.
-    """
-
+    # start, end: Offsets in the completion, start below 0 for the cursor's own line.
     start: int
     end: int
-    shown: str
-    code: str
-    indent: int
+    shown: str  # stripped
+    code: str  # the same with strings and comments masked
+    indent: int  # in columns
+    # depth, after: Open brackets at the line's beginning and end.
     depth: int
     after: int
-    whole: bool
+    whole: bool  # True if it has a line end
 
 
 @dataclass(frozen=True)
@@ -60,15 +53,11 @@ class Ending:
 
     If it does not, and the cursor's line goes on after the cursor, a block is that line: the completion joins
     its rest.
-
-    Attributes:
-        until: line, block or stop.
-        seen: The prompt has the text after the cursor.
     """
 
-    until: str
+    until: str  # line, block or stop
     cursor: Cursor
-    seen: bool = False
+    seen: bool = False  # the prompt has the text after the cursor
 
     def of(self, text: str) -> int | None:
         """Returns where the completion that begins with this text ends; None if it may go on."""

@@ -61,17 +61,12 @@ class Edit:
 
 @dataclass(frozen=True)
 class Window:
-    """Lines around the cursor, without their ends.
-
-    Attributes:
-        first_line: Number of the first line, from 1.
-        following: The file's lines after the window.
-    """
+    """Lines around the cursor, without their ends."""
 
     path: str
-    first_line: int
+    first_line: int  # number of the first line, from 1
     lines: Lines
-    following: Lines = ()
+    following: Lines = ()  # the file's lines after the window
 
     @classmethod
     def around(cls, cursor: Cursor) -> Window:
@@ -154,16 +149,11 @@ class Window:
 
 @dataclass(frozen=True)
 class RewriteEnding:
-    """The end of the answer to a next edit; it has the methods of `stopping.Ending`.
+    """The end of the answer to a next edit; it has the methods of `stopping.Ending`."""
 
-    Attributes:
-        until: stop: where the model ends it; line and block: as soon as one edit is complete.
-        cuts: True if stop strings may end it within the window; False if they are tokens that end texts.
-    """
-
-    until: str
+    until: str  # stop: where the model ends it; line and block: as soon as one edit is complete
     window: Window
-    cuts: bool = False
+    cuts: bool = False  # True if stop strings may end it within the window; False if they are tokens that end texts
 
     def of(self, text: str) -> int | None:
         """Returns where the answer that begins with this text ends; None if it may go on."""

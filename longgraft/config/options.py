@@ -26,36 +26,21 @@ WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or f
 
 @dataclass(frozen=True)
 class Option:
-    """The description of a field.
+    """The description of a field."""
 
-    Attributes:
-        help: What the field means, for --help.
-        low: Least of every number in the field.
-        high: Largest of every number in the field.
-        above: True if `low` itself is excluded.
-        below: True if `high` itself is excluded.
-        note: What a number of the range stands for.
-        choices: All texts that are allowed.
-        none: Meaning of None.
-        source: Source of the default.
-        flag: The command line flag, if it is not derived from the name.
-        metavar: Placeholder of the value in --help.
-        many: True if the flag is repeated instead of taking a comma-separated list.
-    """
-
-    help: str = ""
+    help: str = ""  # what the field means, for --help
     unit: str = ""
-    low: float | None = None
-    high: float | None = None
-    above: bool = False
-    below: bool = False
-    note: str = ""
-    choices: tuple[str, ...] = ()
-    none: str = ""
-    source: str = ""
-    flag: str = ""
-    metavar: str = ""
-    many: bool = False
+    low: float | None = None  # least of every number in the field
+    high: float | None = None  # largest of every number in the field
+    above: bool = False  # True if `low` itself is excluded
+    below: bool = False  # True if `high` itself is excluded
+    note: str = ""  # what a number of the range stands for
+    choices: tuple[str, ...] = ()  # all texts that are allowed
+    none: str = ""  # meaning of None
+    source: str = ""  # source of the default
+    flag: str = ""  # the command line flag, if it is not derived from the name
+    metavar: str = ""  # placeholder of the value in --help
+    many: bool = False  # True if the flag is repeated instead of taking a comma-separated list
     name: str = ""
     kind: Any = Any
     default: Any = None

@@ -23,15 +23,10 @@ SINKS = 16  # first rows that are always kept, as in TriForce's and TokenSwift's
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """Selected rows of the target's cache.
+    """Selected rows of the target's cache."""
 
-    Attributes:
-        rows: Layer -> [m] or [Hkv, m] row indices.
-        at: The cache's length when they were selected.
-    """
-
-    rows: Mapping[int, Tensor]
-    at: int
+    rows: Mapping[int, Tensor]  # layer -> [m] or [Hkv, m] row indices
+    at: int  # the cache's length when they were selected
 
     @property
     def length(self) -> int:

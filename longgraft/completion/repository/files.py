@@ -26,15 +26,10 @@ MOST = 20_000  # most files visited, those nearest to the cursor first
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Files that were left out.
+    """Files that were left out."""
 
-    Attributes:
-        counts: Files and folders by reason.
-        secrets: Paths of files and folders.
-    """
-
-    counts: dict[str, int]
-    secrets: tuple[str, ...]
+    counts: dict[str, int]  # files and folders by reason
+    secrets: tuple[str, ...]  # paths of files and folders
 
 
 class Repository:

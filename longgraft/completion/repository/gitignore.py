@@ -52,13 +52,10 @@ def vendored(name: str, siblings: set[str], children: set[str]) -> bool:
 
 @dataclass(frozen=True)
 class Rules:
-    """The ignore patterns of one folder.
+    """The ignore patterns of one folder."""
 
-    Attributes:
-        specs: (folder of the ignore file, ending in a slash; prefix of paths; patterns), the deepest last;
-            the last match decides.
-    """
-
+    # (folder of the ignore file, ending in a slash; prefix of paths; patterns), the deepest last; the last match
+    # decides.
     specs: tuple[tuple[str, str, GitIgnoreSpec], ...] = ()
 
     def deeper(self, folder: str, spec: GitIgnoreSpec) -> Rules:

@@ -28,17 +28,13 @@ NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 @dataclass(frozen=True)
 class MedusaConfig(Checked):
-    """Shape of Medusa heads.
-
-    Attributes:
-        tied: True if they share the target's output embedding.
-    """
+    """Shape of Medusa heads."""
 
     hidden_size: Count
     vocab_size: Count
     heads: Count = 4
     blocks: Count = 1
-    tied: bool = True
+    tied: bool = True  # True if they share the target's output embedding
 
 
 class ResidualBlock(nn.Module):
