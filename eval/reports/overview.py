@@ -63,9 +63,8 @@ def lead(cells: Sequence[TableCell], default: str) -> list[str]:
     if not decoding:
         return []
     return [
-        f"Speed-up of `{default}`, the default here: {', '.join(decoding)}. "
-        f"With the reading of the prompt: {', '.join(end_to_end)}. "
-        f"{same} of {checked} answers have plain decoding's tokens.\n"
+        f"Speed-up of `{default}`, the default here: {', '.join(decoding)}. With the reading of the prompt: "
+        f"{', '.join(end_to_end)}. {same} of {checked} answers have plain decoding's tokens.\n"
     ]
 
 

@@ -145,10 +145,9 @@ def _provenance(run: Run) -> str:
         git += ", with uncommitted changes"
     return (
         f"{environment['target']}, {numbers(environment)}, attention {environment['attention']}, on "
-        f"{environment['device']} with {environment['threads']} threads; torch {environment['torch']}, "
-        f"transformers {environment['transformers']}; git {git}. "
-        f"At most {config['max_new_tokens']} new tokens, {times} repeats, seed {config['seed']}, "
-        f"temperature {config['temperature']} where sampled."
+        f"{environment['device']} with {environment['threads']} threads; torch {environment['torch']}, transformers "
+        f"{environment['transformers']}; git {git}. At most {config['max_new_tokens']} new tokens, {times} repeats, "
+        f"seed {config['seed']}, temperature {config['temperature']} where sampled."
     )
 
 
@@ -161,9 +160,8 @@ def _learned(rows: Sequence[Result]) -> Iterator[str]:
                 before.append(row.learned_from)
         if before:
             yield (
-                f"- `{method}` learns over the run: its prompts began with what it had learnt from "
-                f"{min(before)} to {max(before)} others of their mode, suite and length. "
-                "A prompt's repeats began alike."
+                f"- `{method}` learns over the run: its prompts began with what it had learnt from {min(before)} to "
+                f"{max(before)} others of their mode, suite and length. A prompt's repeats began alike."
             )
 
 

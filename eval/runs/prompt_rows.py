@@ -83,9 +83,8 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     most = session.target.max_positions
     if len(fitted.ids) + limit > most:
         raise ValueError(
-            f"The prompt has {len(fitted.ids):,} tokens and {limit:,} may follow, but "
-            f"{session.target.name} has {most:,} positions. Lower --max-new-tokens, or cut prompts to a "
-            "shorter length with `longgraft sweep`."
+            f"The prompt has {len(fitted.ids):,} tokens and {limit:,} may follow, but {session.target.name} has "
+            f"{most:,} positions. Lower --max-new-tokens, or cut prompts to a shorter length with `longgraft sweep`."
         )
     methods = {key.method for key in wanted}
     variants = bench.able(variant for variant in config.variants if variant.name in methods)

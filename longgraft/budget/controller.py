@@ -64,10 +64,8 @@ class Controller:
     Attributes:
         ranked: Ranks all drafted and remembered nodes.
         estimates: What earlier steps have shown.
-        levels: The drafter's levels; None: a source without levels, whose proposals are timed, or none at
-            all.
-        probing: True if a source that is expected to cost more than it brings gets another chance now and
-            then.
+        levels: The drafter's levels; None: a source without levels, whose proposals are timed, or none at all.
+        probing: True if a source that is expected to cost more than it brings gets another chance now and then.
         together: Plans all requests of a pass; None: this request alone.
     """
 

@@ -49,10 +49,9 @@ RECORDED_ROWS = (1, 60)
 WIDTHS = (8, 2)  # nodes that a draft level feeds; if recorded, only the first
 FED = (1, 16)  # observed tokens that are fed
 LEVELS = 2  # expansions of the draft that is timed
-# Tokens of a mixture whose keys and values fill the target's cache again and again.  After them, rows are
-# as alike as rows of a text; after zeros they wake more experts.  In twelve random models with 2 of 32
-# experts, 8 rows woke 0.94 times as many experts as rows of random texts after 32 repeated tokens, 0.87
-# times after 8, and 1.4 times after zeros.
+# Tokens of a mixture whose keys and values fill the target's cache again and again.  After them, rows are as alike as
+# rows of a text; after zeros they wake more experts.  In twelve random models with 2 of 32 experts, 8 rows woke 0.94
+# times as many experts as rows of random texts after 32 repeated tokens, 0.87 times after 8, and 1.4 times after zeros.
 CONTEXT = 32
 SHARE = 0.05  # share of the free memory that the caches may take
 
@@ -308,8 +307,7 @@ def _now(device: torch.device) -> float:
 def _tokens(text: Sequence[int], vocabulary: int) -> tuple[torch.Tensor, list[int]]:
     """Returns tokens of the context and of the rows: of a text, or without one from the whole vocabulary.
 
-    The vocabulary's first tokens, which are special tokens and single bytes, may wake other experts than a
-    text.
+    The vocabulary's first tokens, which are special tokens and single bytes, may wake other experts than a text.
     """
     most = max(ROWS)
     if len(text) >= CONTEXT + most and max(text) < vocabulary:  # a given tokenizer may be another model's

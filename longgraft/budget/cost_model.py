@@ -142,11 +142,10 @@ def _seconds(milliseconds: Any, where: str) -> float:
 def curve(grid: Grid, prefix: int) -> list[tuple[int, float]]:
     """Returns (rows, seconds) at this prefix for all rows of the table, never negative.
 
-    Costs are linear between measured points and beyond them, with three rules.  Below the shortest prefix
-    they are at least half of that prefix's costs, and below the fewest rows at least half of theirs,
-    because extrapolation would reach zero.  They never fall with rows or prefix, because noise only adds
-    time.  A slow machine has no time to measure all rows at each prefix: beyond the measured rows, costs
-    grow as at the prefix with most rows.
+    Costs are linear between measured points and beyond them, with three rules.  Below the shortest prefix they are at
+    least half of that prefix's costs, and below the fewest rows at least half of theirs, because extrapolation would
+    reach zero.  They never fall with rows or prefix, because noise only adds time.  A slow machine has no time to
+    measure all rows at each prefix: beyond the measured rows, costs grow as at the prefix with most rows.
     """
     lengths = sorted(grid)
     fullest = sorted(max(grid.values(), key=len).items())
@@ -206,8 +205,7 @@ class LiveCosts:
         """Begins with measured costs.
 
         Args:
-            measure: (prefix, seconds) -> the costs with those at one more prefix, measured in about so many
-                seconds.
+            measure: (prefix, seconds) -> the costs with those at one more prefix, measured in about so many seconds.
         """
         self.costs = costs
         self.frozen = frozen

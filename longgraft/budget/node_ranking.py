@@ -62,14 +62,12 @@ class _Node:
 class RankedProposer:
     """Proposes the `budget` most probable nodes of all that a drafter and the memories predict.
 
-    A node's successors are the drafter's, those that followed its path's contexts in the text, and next to
-    drafted ones the matrix row's.  Their probabilities are mixed (`ExpertWeights`); a path's probability is
-    the product.
+    A node's successors are the drafter's, those that followed its path's contexts in the text, and next to drafted ones
+    the matrix row's.  Their probabilities are mixed (`ExpertWeights`); a path's probability is the product.
 
     Args:
         text: The text; None: it is not ranked.
-        drafter: What proposes nodes with probabilities (nodes without are left out); None: only the text is
-            ranked.
+        drafter: What proposes nodes with probabilities (nodes without are left out); None: only the text is ranked.
         rows: The matrix; None: none is used, and no top-k is wanted.
         clock: What measures the parts of a step.
         pool: Drafted nodes, as a multiple of the tree's nodes: more than 1 if they cost nothing.
@@ -123,10 +121,8 @@ class RankedProposer:
 
         Args:
             drafted: Drafted nodes, which are ranked beside the text's; None: only the text's.
-            floors: By number of nodes so far, the probability that the next one must exceed; None: 0 for
-                each.
-            count: Takes the probabilities of the best nodes, the root first, and returns how many of them
-                are kept.
+            floors: By number of nodes so far, the probability that the next one must exceed; None: 0 for each.
+            count: Takes the probabilities of the best nodes, the root first, and returns how many of them are kept.
         """
         floors = [0.0] * ask.budget if floors is None else floors
         with self.clock.part("merge"):

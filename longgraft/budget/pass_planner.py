@@ -116,8 +116,7 @@ class PricedPass:
     def timed(self, rows: int | None, seconds: float) -> None:
         """Learns how long the shared pass took, when all requests of the plan have told their rows in it.
 
-        Nothing is learnt if prompts were read in it, or if a request ended with it or cannot tell its rows
-        (None).
+        Nothing is learnt if prompts were read in it, or if a request ended with it or cannot tell its rows (None).
         """
         self._rows.append(rows)
         self._seconds = min(self._seconds, seconds)  # some waited longer for the others

@@ -45,9 +45,8 @@ class RunOptions(Checked):
     )
     ray: str | None = option(
         None,
-        "Workers on a Ray cluster: auto, HOST:PORT, or local to start one here. "
-        "Models, heads and calibrations given as paths must be there on every "
-        "node; prompts are read here",
+        "Workers on a Ray cluster: auto, HOST:PORT, or local to start one here. Models, heads and calibrations given "
+        "as paths must be there on every node; prompts are read here",
         metavar="ADDRESS",
     )
     dry_run: bool = option(False, "Print the options as TOML and the plan, and stop")
@@ -117,9 +116,8 @@ def ablate(
         str,
         typer.Argument(
             metavar="WHICH",
-            help="components, ranking, spending, placement, "
-            "template, budget, warmup or thresholds; "
-            "field: all methods.",
+            help="components, ranking, spending, placement, template, budget, warmup or thresholds; field: all "
+            "methods.",
         ),
     ],
     config: SweepConfig,

@@ -93,9 +93,8 @@ class PromptOptions(Checked):
             flags = " and ".join("--" + name.replace("_", "-") for name in sources)
             several = f"{flags} were" if sources else "No prompt was"
             raise ValueError(
-                f"{several} given. Give one of --prompt TEXT, --prompt-file FILE (or several; "
-                "--prompt is then the request after them), - (standard input), --messages FILE, "
-                "--prompt-ids FILE, and --prompts FILE."
+                f"{several} given. Give one of --prompt TEXT, --prompt-file FILE (or several; --prompt is then the "
+                "request after them), - (standard input), --messages FILE, --prompt-ids FILE, and --prompts FILE."
             )
         prompts = rows(self.prompts) if self.prompts else [GivenPrompt(self._single())]
         if not prompts[0].prompt:  # rows of --prompts are never empty

@@ -17,9 +17,8 @@ EMBEDDED = "embedded"
 
 train = typer.Typer(
     no_args_is_help=True,
-    help="Train a drafter, extend one to long prompts, or train a "
-    "small target. The same command again resumes; several GPUs: "
-    "torchrun --no-python.",
+    help="Train a drafter, extend one to long prompts, or train a small target. The same command again resumes; "
+    "several GPUs: torchrun --no-python.",
 )
 heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 heads; export one to another layout.")
 

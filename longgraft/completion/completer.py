@@ -1,7 +1,6 @@
 """Completes code from a repository: gathers snippets, lays out a prompt, and decodes to the end of the line or block.
 
-With the layout next-edit the model rewrites the lines around the cursor, and the completion is what it
-changed.
+With the layout next-edit the model rewrites the lines around the cursor, and the completion is what it changed.
 
 The text is cut here where the line or block ends; the decoded tokens are the same either way.
 """
@@ -52,8 +51,7 @@ class Completion:
         prompt: What the model read.
         gathered: The snippets from which the prompt's were chosen.
         seconds: Durations: gather, layout, first (from the call to the first token) and total.
-        edit: The edit, with the layout next-edit; None if the model changes nothing or did not come to an
-            end.
+        edit: The edit, with the layout next-edit; None if the model changes nothing or did not come to an end.
     """
 
     text: str
@@ -100,8 +98,7 @@ _LAST: WeakKeyDictionary[Session, _Last] = WeakKeyDictionary()
 class Completer:
     """A completer of code with one session.
 
-    A prompt shares the longest possible beginning with the last prompt of its file, so that only the rest is
-    read.
+    A prompt shares the longest possible beginning with the last prompt of its file, so that only the rest is read.
     """
 
     def __init__(self, session: Session) -> None:
@@ -330,8 +327,7 @@ def complete(
         file: The file: absolute, relative to the root, or relative to the current folder.
         line: The cursor's line, counted from 1.
         column: The cursor's column, counted from 1; None: the line's end.
-        session: From `load`; None: one of the embedded pair, or of the model, drafter and `Settings` in
-            options.
+        session: From `load`; None: one of the embedded pair, or of the model, drafter and `Settings` in options.
         text: The file's unsaved text; None: the file is read.
         until: line, block (by indentation or braces) or stop: the model's end, stop strings, max_new_tokens.
         tokens: Most tokens of the prompt.
@@ -345,8 +341,7 @@ def complete(
         The completion.
 
     Raises:
-        ValueError: there is no such place in the repository, the file may hold secrets, or an option is
-            wrong.
+        ValueError: there is no such place in the repository, the file may hold secrets, or an option is wrong.
 
     Examples:
         >>> import longgraft

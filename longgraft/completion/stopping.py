@@ -1,7 +1,6 @@
 """Decides where a completion ends: with its line, with its block, or only where the model or a stop string ends it.
 
-If the model sees that the block goes on behind the cursor, only a statement is missing, and the completion is
-this one.
+If the model sees that the block goes on behind the cursor, only a statement is missing, and the completion is this one.
 
 It parses no language: strings and comments are recognized as most languages write them.
 """
@@ -51,8 +50,7 @@ class Line(NamedTuple):
 class Ending:
     """The end of completions at one cursor.
 
-    If it does not, and the cursor's line goes on after the cursor, a block is that line: the completion joins
-    its rest.
+    If it does not, and the cursor's line goes on after the cursor, a block is that line: the completion joins its rest.
     """
 
     until: str  # line, block or stop
@@ -241,8 +239,7 @@ class Ending:
     def _braced(self, text: str) -> int | None:
         """Returns the end at the brace that closes the cursor's block, before the brace if the file has it already.
 
-        A block that the cursor's line opens ends with its own brace; code in no block ends so, too, or at a
-        blank line.
+        A block that the cursor's line opens ends with its own brace; code in no block ends so, too, or at a blank line.
         """
         masked = BRACED_MASKED.sub(_mask, text)
         depth = 0

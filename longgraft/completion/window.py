@@ -1,7 +1,6 @@
 """The window that a next edit rewrites, and the edit that a rewritten window stands for.
 
-Next-edit models answer with the whole window, most of which stays as it is.  The edit is the lines that
-differ.
+Next-edit models answer with the whole window, most of which stays as it is.  The edit is the lines that differ.
 """
 
 from __future__ import annotations
@@ -93,9 +92,8 @@ class Window:
         return min((self._edit(old, lines) for lines in (new, self._without_following(new))), key=_size)
 
     def rejoined(self, text: str) -> str | None:
-        """Returns the rewritten window if the beginning of an answer shows it: after its first difference it
-        has come back to the window's lines, or it repeats what follows the window.  Returns None if it may go
-        on to change.
+        """Returns the rewritten window if the beginning of an answer shows it: after its first difference it has come
+        back to the window's lines, or it repeats what follows the window.  Returns None if it may go on to change.
 
         Lines after the place where it came back do not count, so steps of any length give the same window.
         """

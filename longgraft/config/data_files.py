@@ -165,8 +165,7 @@ def read_recording(path: Path) -> str | list[int]:
     """Returns the recorded continuation in a file: its text, or the token ids of its JSON list.
 
     Raises:
-        ValueError: a JSON list or object holds something else; replayed as text, its brackets would be
-            tokens.
+        ValueError: a JSON list or object holds something else; replayed as text, its brackets would be tokens.
     """
     text = read_text(path)
     try:

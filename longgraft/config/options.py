@@ -203,8 +203,7 @@ def _options(group: Any) -> Mapping[str, Option]:
 class Checked:
     """The base of a dataclass, such as a group of options, whose values have the fields' types and ranges.
 
-    Making one raises ValueError for the first field whose value does not fit.  NumPy's numbers become
-    Python's.
+    Making one raises ValueError for the first field whose value does not fit.  NumPy's numbers become Python's.
     """
 
     def __post_init__(self) -> None:

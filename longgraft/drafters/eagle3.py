@@ -127,8 +127,7 @@ class Eagle3Drafter:
     def _children(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the k best next tokens of states [1, b, H].
 
-        They are (target ids [b, k], log-probabilities [b, k] float32, log-probabilities of all tokens [b,
-        V]).
+        They are (target ids [b, k], log-probabilities [b, k] float32, log-probabilities of all tokens [b, V]).
         """
         log_probs = self.memory.log_probs(states)
         gains, ids = log_probs.topk(self.top_k)

@@ -95,8 +95,7 @@ class AdjacencyMemory(Memory):
         snapshot: Warm rows [V + 1, K] that each request starts from; None: empty rows.
         lasting: True if rows outlive the request.
         seeded: True if prompt positions write rows; Token Recycling's do not.
-        in_order: Write in the tree's row order (Token Recycling); False: the worst nodes first, the
-            accepted path last.
+        in_order: Write in the tree's row order (Token Recycling); False: the worst nodes first, the accepted path last.
         clock: What measures the parts of a step.
         regions: If they are fixed, passes of fixed shape are written at once, on the device.
         writes: Shared by the memories of requests that run at once: a request starts from the snapshot only

@@ -222,8 +222,7 @@ def longest(keys: np.ndarray, pooled: np.ndarray, count: int) -> np.ndarray:
     """Returns [count] int64: for each key the last index of its largest `pooled`; -1 for a key that does not occur.
 
     Args:
-        keys, pooled: [k] int64.  It is the official pool's rule: a later continuation replaces one of the
-            same length.
+        keys, pooled: [k] int64.  It is the official pool's rule: a later continuation replaces one of the same length.
     """
     best = np.full(count, -1, dtype=np.int64)
     order = np.argsort(pooled, kind="stable")

@@ -160,8 +160,7 @@ def _child(children: Mapping[tuple[int, int], int], node: int | None, token: int
 class Lookahead:
     """A proposer of the window, then the n-grams that begin with the root, the newest first.
 
-    If slots are few, n-grams are dropped first, down to one, then the window's last columns with all their
-    rows.
+    If slots are few, n-grams are dropped first, down to one, then the window's last columns with all their rows.
     """
 
     def __init__(self, memory: Trajectories, clock: Clock | None = None) -> None:

@@ -79,9 +79,8 @@ class PartialKVCache(Memory):
         self.cache = target.cache(0)
         if self.cache.stateful:
             raise ValueError(
-                f"{target.name} has layers that carry a state from token to token, of which a "
-                "part of its cache says nothing. Use a method that drafts from the whole, e.g. "
-                "graft-x-text."
+                f"{target.name} has layers that carry a state from token to token, of which a part of its cache says "
+                "nothing. Use a method that drafts from the whole, e.g. graft-x-text."
             )
         self._room = self._capacity = 0
         self._take(_Mark(None, 0, 0, {}, None))

@@ -158,9 +158,8 @@ class SamChain:
 
     Attributes:
         length: Most nodes, root included.
-        growth: Drafted tokens per token of the match (4 for the authors' retrieval alone); None: always
-            `length` tokens, from a shorter match if too few follow the longest (the authors' choice beside a
-            drafter).
+        growth: Drafted tokens per token of the match (4 for the authors' retrieval alone); None: always `length`
+            tokens, from a shorter match if too few follow the longest (the authors' choice beside a drafter).
     """
 
     def __init__(

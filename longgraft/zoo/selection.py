@@ -44,8 +44,7 @@ class Attended:
     """A selector of the rows that the last queries attend to most, and these queries' own rows: SnapKV (arXiv
     2404.14469), in MagicDec's version.
 
-    Attention weights are summed over queries and over heads that share a key head, and averaged over `pooled`
-    rows.
+    Attention weights are summed over queries and over heads that share a key head, and averaged over `pooled` rows.
     """
 
     budget: int

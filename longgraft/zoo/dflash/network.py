@@ -45,9 +45,8 @@ class BlockConfig:
 class BlockNetwork(nn.Module):
     """The DFlash network.
 
-    Slot 0 of a block is the newest committed token, the others are masks; slot i predicts the token at its
-    own position.  For tokens before the block a layer sees only the target's features, projected to keys and
-    values.
+    Slot 0 of a block is the newest committed token, the others are masks; slot i predicts the token at its own
+    position.  For tokens before the block a layer sees only the target's features, projected to keys and values.
     """
 
     def __init__(self, config: BlockConfig) -> None:

@@ -1,8 +1,7 @@
 """The LongSpec drafter network (arXiv 2502.17421).
 
-Self-attention covers a window of recent tokens; cross-attention reads the keys and values of the target's
-last layer.  Embedding, rotary angles and output layer are the target's, so that nothing of the target is
-learnt twice.
+Self-attention covers a window of recent tokens; cross-attention reads the keys and values of the target's last layer.
+Embedding, rotary angles and output layer are the target's, so that nothing of the target is learnt twice.
 
 Letters: B batch, n tokens, H hidden.
 """

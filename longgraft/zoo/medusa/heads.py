@@ -169,10 +169,9 @@ def _check_tensors(heads: MedusaHeads, tensors: Mapping[str, Tensor]) -> None:
     unknown = sorted(set(tensors) - set(wanted))
     if missing or unknown:
         raise ValueError(
-            f"{heads.config.heads} heads of {heads.config.blocks} blocks: missing "
-            f"{', '.join(missing) or 'nothing'}; unknown {', '.join(unknown) or 'nothing'}. "
-            f"Without an output layer of their own, heads need {TIED}: true in config.json; "
-            "else the file is cut, or of another kind: download it again."
+            f"{heads.config.heads} heads of {heads.config.blocks} blocks: missing {', '.join(missing) or 'nothing'}; "
+            f"unknown {', '.join(unknown) or 'nothing'}. Without an output layer of their own, heads need {TIED}: true "
+            "in config.json; else the file is cut, or of another kind: download it again."
         )
     for name, shape in wanted.items():
         if tensors[name].shape != shape or not tensors[name].is_floating_point():
