@@ -202,11 +202,7 @@ class LiveCosts:
     def __init__(
         self, costs: Costs, frozen: bool = False, measure: Callable[[int, float], Costs] | None = None
     ) -> None:
-        """Begins with measured costs.
-
-        Args:
-            measure: (prefix, seconds) -> the costs with those at one more prefix, measured in about so many seconds.
-        """
+        """measure: (prefix, seconds) -> the costs with those at one more prefix, measured in about so many seconds"""
         self.costs = costs
         self.frozen = frozen
         self.measure = measure

@@ -101,11 +101,7 @@ class RankedProposer:
         return self.rank(ask, None if self.drafter is None else self.draft(ask))
 
     def draft(self, ask: Ask, pruning: PruningPolicy | None = None) -> ProposalTree:
-        """Returns the drafted nodes that are ranked for a tree of this budget.
-
-        Args:
-            pruning: The pruning policy; None: the drafter's own one.
-        """
+        """Returns the drafted nodes that are ranked for a tree of this budget; pruning: None: the drafter's own one."""
         assert self.drafter is not None
         drafted = replace(ask, budget=self.pool * (ask.budget - 1) + 1, pruning=pruning)
         return on_host(self.drafter.propose(drafted))

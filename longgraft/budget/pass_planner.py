@@ -40,11 +40,7 @@ class PricedPass:
     """
 
     def __init__(self, prices: Prices, bids: Sequence[Bid], costs: LiveCosts) -> None:
-        """Plans a pass.
-
-        Args:
-            costs: What learns the seconds of the pass.
-        """
+        """Plans a pass; costs: what learns its seconds."""
         self.prices = prices
         self.rate = fmean(bid.estimates.rate(prices.token) for bid in bids)
         self.credit = sum(bid.estimates.credit(prices.token) for bid in bids)

@@ -229,11 +229,7 @@ def _check_together(given: PromptOptions, draw: SamplingSettings, shape: LogitSe
 
 
 def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Session, Loaded]:
-    """Returns a session, and what it was made from.
-
-    Args:
-        tell: Print the choices on stderr.
-    """
+    """Returns a session, and what it was made from; tell: print the choices on stderr."""
     from longgraft.loading import open_session as opened
 
     return opened(pair.model, pair.drafter, settings, tell)

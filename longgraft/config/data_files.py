@@ -130,11 +130,7 @@ def read_text(path: str | os.PathLike[str], instead: str = "") -> str:
 
 
 def read_table(path: Path, needed: Mapping[str, type | tuple[type, ...]] | None = None) -> dict[str, Any]:
-    """Returns the table in a TOML file (by its suffix) or a JSON file.
-
-    Args:
-        needed: Names that it must have, and the types of their values.
-    """
+    """Returns the table in a TOML (by its suffix) or JSON file; needed: names that it must have, and their types."""
     text = read_text(path, "It must be TOML (.toml) or JSON.")
     if path.suffix == ".toml":
         table = _parse_toml(text, path)

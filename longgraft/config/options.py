@@ -101,11 +101,7 @@ class Option:
         return f" from {self.low:,} {to} {self.high:,}"
 
     def check(self, value: Any, name: str = "") -> None:
-        """Raises ValueError if a value is of another type or out of range.
-
-        Args:
-            name: What the error calls it; "": the option's name.
-        """
+        """Raises ValueError if a value is of another type or out of range; name: what the error calls it."""
         if not _fits(value, self.kind):
             self._refuse(value, name)
         for part in _leaves(value):
@@ -165,11 +161,7 @@ Positive = Annotated[float, Option(low=0, above=True)]
 
 
 def option(default: Any, help: str, **about: Any) -> Any:
-    """Makes a dataclass field with a description.
-
-    Args:
-        about: Further fields of `Option`.
-    """
+    """Makes a dataclass field with a description; about: further fields of `Option`."""
     return _field(Option(help=help, default=default, **about))
 
 
@@ -244,11 +236,7 @@ def made(group: type[Group], values: Mapping[str, Any], where: str) -> Group:
 
 
 def named(known: Mapping[str, Option], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Returns a file's values by field, parsed and checked; keys may be fields or flags.
-
-    Args:
-        where: The file, named in the ValueError.
-    """
+    """Returns a file's values by field, parsed and checked; keys may be fields or flags; where: the file's name."""
     by_flag = {known[name].switch[2:].replace("-", "_"): name for name in known}
     names = by_flag | {name: name for name in known}
     converted = {}

@@ -217,10 +217,7 @@ class AdjacencyMemory(Memory):
 def _successors(tokens: Tensor, width: int, unseen: int) -> tuple[Tensor, Tensor]:
     """Returns the m distinct tokens [m] that something follows, and their successors [m, K] int32, most frequent first.
 
-    Args:
-        tokens: [n] int64.
-        width: Successors per token.
-        unseen: Id where there are fewer.
+    tokens: [n] int64; width: successors per token; unseen: id where there are fewer
     """
     pairs, counts = np.unique(np.stack([tokens[:-1].numpy(), tokens[1:].numpy()]), axis=1, return_counts=True)
     firsts, seconds = pairs[:, np.lexsort((-counts, pairs[0]))]

@@ -144,11 +144,7 @@ class NoContinuations:
 
 
 def continuations(rates: np.ndarray | None = None) -> Continuations:
-    """Returns the model of an empty text.
-
-    Args:
-        rates: Rates that an earlier text has taught; None: the first ones.
-    """
+    """Returns the model of an empty text; rates: those that an earlier text has taught; None: the first ones."""
     functions = compiled()
     if isinstance(functions, NotBuilt):
         return NoContinuations()

@@ -121,15 +121,7 @@ class Eagle3Cache(DraftCache):
         return self.regions(key, lambda: self._extend(wide, following))
 
     def _extend(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """Reads a chain after the committed rows, in fixed buffers.
-
-        Args:
-            features: [n, F].
-            tokens: [n].
-
-        Returns:
-            States [1, n, H].
-        """
+        """Reads a chain of features [n, F] and tokens [n] in fixed buffers, and returns its states [1, n, H]."""
         n = len(tokens)
         depths = torch.arange(n, device=self.device)
         layout = DeviceLayout.of(self.committed, depths, depths, depths[:, None] >= depths)

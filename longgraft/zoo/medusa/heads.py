@@ -69,19 +69,11 @@ class MedusaHeads(nn.Module):
         )
 
     def states(self, hidden: Tensor) -> list[Tensor]:
-        """Returns for each head the input [.., H] of its output layer.
-
-        Args:
-            hidden: [.., H], the target's after its final norm.
-        """
+        """Returns for each head the input [.., H] of its output layer; hidden: the target's, after its final norm."""
         return [head[: self.config.blocks](hidden) for head in self.heads]
 
     def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """hidden [n, H] -> [n, K, V].
-
-        Args:
-            read_out: The target's output layer, states [.., H] -> logits [.., V].
-        """
+        """hidden [n, H] -> [n, K, V]; read_out: the target's output layer, states [.., H] -> logits [.., V]."""
         states = self.states(hidden)
         if self.config.tied:
             return read_out(torch.stack(states, 1))
