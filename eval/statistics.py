@@ -30,16 +30,10 @@ def bootstrap(values: Sequence[float], level: float = 0.95, seed: int = 0) -> tu
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over prompts.
-
-    Attributes:
-        value: The mean.
-        interval: Ends of the 95 % bootstrap; None for fewer than FEWEST prompts.
-        count: Number of prompts.
-    """
+    """A mean over prompts."""
 
     value: float
-    interval: tuple[float, float] | None = None
+    interval: tuple[float, float] | None = None  # ends of the 95 % bootstrap; None for fewer than FEWEST prompts
     count: int = 1
 
     @classmethod

@@ -236,7 +236,9 @@ def test_each_pattern_of_a_name_finds_a_secret_that_no_other_does(paths, pattern
     assert len(paths) == len(patterns)
 
 
-@pytest.mark.parametrize("name", [f"{stem}.json" for stem in STEMS] + [f"secrets{suffix}" for suffix in SETTINGS])
+@pytest.mark.parametrize(
+    "name", [f"{stem}.json" for stem in STEMS] + [f"secrets{suffix}" for suffix in ("", *SETTINGS.split())]
+)
 def test_settings_with_the_name_of_secrets_are_secrets(name):
     assert secret_path(name) and secret_path(f"deep/{name.upper()}")
 

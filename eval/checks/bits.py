@@ -28,8 +28,6 @@ def check_bits(
     another place, and the path to the tree's last node token by token, with one thread.
 
     Args:
-        target: The target.
-        prompts: Token ids.
         trees: Number of trees per prompt, of 2 to NODES random tokens.
         chunk: Prompt tokens per pass.
         seed: Of the random trees.

@@ -46,23 +46,16 @@ Prompt = tuple[Sequence[int], Sequence[int]]  # (ids, ids to replay; empty: the 
 
 @dataclass
 class _Step:
-    """One dense step.
+    """One dense step."""
 
-    Attributes:
-        position: Position of the root.
-        confidence: c_d of each level.
-        stages: By gate (UNPRUNED: no gate), the tree that would have been verified; dropped once the answer is known.
-        splits: The same by nodes kept of 60.
-        accepted: How many tokens of the answer each of `stages` accepts; set once the answer is known.
-        accepted_split: The same of `splits`.
-    """
-
-    position: int
-    confidence: list[float]
+    position: int  # position of the root
+    confidence: list[float]  # c_d of each level
+    # By gate (UNPRUNED: no gate), the tree that would have been verified; dropped once the answer is known.
     stages: dict[int, ProposalTree]
-    splits: dict[int, ProposalTree]
+    splits: dict[int, ProposalTree]  # the same by nodes kept of 60
+    # How many tokens of the answer each of `stages` accepts; set once the answer is known.
     accepted: dict[int, int] = field(default_factory=dict)
-    accepted_split: dict[int, int] = field(default_factory=dict)
+    accepted_split: dict[int, int] = field(default_factory=dict)  # the same of `splits`
 
 
 class _Recorder:
@@ -120,21 +113,13 @@ def prompt_of(example: Example, session: Session, ids: Sequence[int] | None = No
 
 @dataclass(frozen=True)
 class WarmupSettings:
-    """Settings of a calibration: how it answers its warm-up prompts and chooses thresholds.
+    """Settings of a calibration: how it answers its warm-up prompts and chooses thresholds."""
 
-    Attributes:
-        max_new_tokens: Most tokens of an answer.
-        temperature: Temperature of the answers that are not replayed.
-        budget: Nodes per verification; None: as many as a session would use.
-        draft_cost: Cost of one drafted level, in verifications; None: measured.
-        keep: True to only choose thresholds that accept at least as much as the dense tree does.
-    """
-
-    max_new_tokens: int
-    temperature: float
-    budget: Budget = None
-    draft_cost: float | None = None
-    keep: bool = False
+    max_new_tokens: int  # most tokens of an answer
+    temperature: float  # temperature of the answers that are not replayed
+    budget: Budget = None  # nodes per verification; None: as many as a session would use
+    draft_cost: float | None = None  # cost of one drafted level, in verifications; None: measured
+    keep: bool = False  # True to only choose thresholds that accept at least as much as the dense tree does
 
 
 def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, out: Path | None) -> Path:
@@ -162,7 +147,10 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
     for index, (ids, recorded) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
         warmup.steps = []
         replay = recorded[: how.max_new_tokens]
-        sampling = _sampling(replay, how.temperature, index)
+        sampling = Sampling(replay=replay)
+        if not replay:
+            seed = index if how.temperature else 0  # every prompt has another seed
+            sampling = Sampling(how.temperature, seed=seed)
         decoded = answer(session.open(ids, len(replay) or how.max_new_tokens, sampling)).token_ids
         _replay(warmup.steps, [*ids, *decoded])
         # In a loop every guess is right, and every gate looks useless, so such answers only fill the matrix.
@@ -201,15 +189,6 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
         file=sys.stderr,
     )
     return path
-
-
-def _sampling(replay: Sequence[int], temperature: float, index: int) -> Sampling:
-    """Returns how the answer to a prompt is drawn; every prompt has another seed."""
-    if replay:
-        return Sampling(replay=replay)
-    if temperature:
-        return Sampling(temperature, seed=index)
-    return Sampling(temperature)
 
 
 def choose(steps: Sequence[_Step], costs: tuple[float, float], keep: bool = False) -> tuple[dict[int, float], float]:

@@ -55,31 +55,18 @@ TARGET = "target"
 
 @dataclass(frozen=True)
 class Depth:
-    """Results of the starts of one drafter, suite and length, at one depth.
-
-    Attributes:
-        drafter: Its name.
-        suite: The suite.
-        bucket: Prompt tokens.
-        condition: OWN, ROWS or TARGET.
-        depth: Tokens ahead, from 1.
-        prompts: Number of prompts.
-        starts: Number of starts.
-        agreed: Starts whose choice was right.
-        reached: Starts that were right at all depths before.
-        accepted: Starts that are also right at this depth; the acceptance rate alpha is accepted / reached.
-    """
+    """Results of the starts of one drafter, suite and length, at one depth."""
 
     drafter: str
     suite: str
-    bucket: int
-    condition: str
-    depth: int
+    bucket: int  # prompt tokens
+    condition: str  # OWN, ROWS or TARGET
+    depth: int  # tokens ahead, from 1
     prompts: int
     starts: int
-    agreed: int
-    reached: int
-    accepted: int
+    agreed: int  # starts whose choice was right
+    reached: int  # starts that were right at all depths before
+    accepted: int  # starts that are also right at this depth; the acceptance rate alpha is accepted / reached
 
 
 def summed(of_prompts: Sequence[Right], drafter: str, suite: str, bucket: int) -> Iterator[Depth]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,17 +76,14 @@ def _text_ids(session: Session, fitted: Fitted, options: Diagnosis) -> Sequence[
 def _drafters(loaded: Loaded, pair: Pair, options: Diagnosis) -> Mapping[str, object]:
     """Returns the networks by name: the pair's head, further heads, and other drafters that were given."""
     sources = Sources(loaded.target, pair.drafter, given=options.given)
-    drafters: dict[str, object] = dict(_given(sources))
+    drafters: dict[str, object] = {}
+    if pair.drafter is not None:
+        drafters["drafter"] = HEAD.load(sources)
+    for need in KINDS:
+        if need.name in options.given:
+            drafters[need.name] = need.load(sources)
     for name, path in options.heads.items():
         drafters[name] = HEAD.load(replace(sources, drafter=path))
     if not drafters:
         raise ValueError(f"No drafter was given. Give --drafter, --head NAME=PATH or --with {LONGSPEC.name}=PATH.")
     return drafters
-
-
-def _given(sources: Sources) -> Iterator[tuple[str, object]]:
-    if sources.drafter is not None:
-        yield "drafter", HEAD.load(sources)
-    for need in KINDS:
-        if need.name in sources.given:
-            yield need.name, need.load(sources)

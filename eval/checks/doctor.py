@@ -40,28 +40,18 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class FitReport:
-    """The answer to whether a target and a head fit on this machine.
+    """The answer to whether a target and a head fit on this machine."""
 
-    Attributes:
-        lines: What was looked at, for people.
-        fits: True if everything fits.
-    """
-
-    lines: list[str]
+    lines: list[str]  # what was looked at, for people
     fits: bool
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """The memory that a target model or a head takes, in bytes.
+    """The memory that a target model or a head takes, in bytes."""
 
-    Attributes:
-        weights: Of the weights.
-        per_token: Of the keys and values of one token.
-    """
-
-    weights: int
-    per_token: int
+    weights: int  # of the weights
+    per_token: int  # of the keys and values of one token
 
 
 def examine(
@@ -75,9 +65,7 @@ def examine(
     """Checks if a target and a head fit together and into memory.
 
     Args:
-        pair: The target and the head.
         context: Prompt tokens.
-        device: The device.
         dtype: Number format of activations; None: the usual one.
         weights: A session's `--weights`.
         cache: A session's `--kv-dtype`.
@@ -93,7 +81,8 @@ def examine(
     place = place_of(pair.model)
     name = place.name
     config = cast(Any, read_config(place.path, place.name))
-    dtype = dtype or _usual_dtype(config, device)
+    if dtype is None:
+        dtype = torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16
     text = config.get_text_config(decoder=True)
     shape = TargetShape.of(config)
     positions = most_positions(config) or UNBOUNDED
@@ -141,19 +130,11 @@ def examine(
     return FitReport([*lines, *needed], fits and enough)
 
 
-def _usual_dtype(config: Any, device: torch.device) -> torch.dtype:
-    if device.type == "cpu":
-        return torch.float32
-    return config.dtype or torch.bfloat16
-
-
 def before_download(entry: Entry, context: int, device: torch.device, programs: int) -> FitReport:
     """Tells if a model of the catalogue that is not on this machine would fit, from what the catalogue says of it.
 
     Args:
-        entry: The model's entry.
         context: Prompt tokens.
-        device: The device.
         programs: Bytes of this process's programs, which lie in memory already.
     """
     lines = [

@@ -38,12 +38,7 @@ WHOLE = 0  # stands for the length of prompts that are not cut
 
 @dataclass(frozen=True)
 class Bucket:
-    """A range of prompt lengths: more than `low` and at most `high` tokens.
-
-    Attributes:
-        low: Tokens that are too few.
-        high: Most tokens.
-    """
+    """A range of prompt lengths: more than `low` and at most `high` tokens."""
 
     low: int
     high: int
@@ -69,21 +64,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A prompt that represents a length.
+    """A prompt that represents a length."""
 
-    Attributes:
-        example: The uncut prompt.
-        ids: The ids that are fed.
-        bucket: The lengths that it represents.
-        cut_characters: How much of the body was cut.
-        cut_tokens: How many tokens fewer than uncut that makes.
-    """
-
-    example: Example
-    ids: tuple[int, ...]
-    bucket: Bucket
-    cut_characters: int = 0
-    cut_tokens: int = 0
+    example: Example  # the uncut prompt
+    ids: tuple[int, ...]  # the ids that are fed
+    bucket: Bucket  # the lengths that it represents
+    cut_characters: int = 0  # how much of the body was cut
+    cut_tokens: int = 0  # how many tokens fewer than uncut that makes
 
 
 def fit(example: Example, tokenizer: Any, length: int) -> Fitted | None:
@@ -101,8 +88,6 @@ def plan(
     the cost.  Prompts of a fixed length are uncut in their bucket, evenly spread over the suite.
 
     Args:
-        examples: The prompts of a suite.
-        tokenizer: The target's.
         lengths: Of the buckets, in tokens.
         prompts: Most prompts of a bucket.
         most: Most tokens of any prompt; None: any number.

@@ -21,19 +21,7 @@ SPEC_KINDS = {
 
 # SPEED-Bench, arXiv 2604.09557: categories of its qualitative split, and entropy tiers and thousands of prompt tokens
 # of its throughput splits. The tokens are counted with the tokenizer o200k_base.
-SPEED_CATEGORIES = (
-    "coding",
-    "humanities",
-    "math",
-    "multilingual",
-    "qa",
-    "rag",
-    "reasoning",
-    "roleplay",
-    "stem",
-    "summarization",
-    "writing",
-)
+SPEED_CATEGORIES = "coding humanities math multilingual qa rag reasoning roleplay stem summarization writing"
 SPEED_TIERS = ("low_entropy", "mixed", "high_entropy")
 SPEED_THOUSANDS = (1, 2, 8, 16, 32)
 
@@ -46,12 +34,9 @@ class Suite:
     """One suite: its official prompt, where its rows are, and how its prompts may be cut.
 
     Attributes:
-        clause: Describes the suite, for people.
         template: The prompt around {context}, with the places of other columns ({input}, {question}, {choice_A} to
             {choice_D}); "" for question sets.
-        unit: As in Example.
-        chat: As in Example.
-        max_new_tokens: As in Example.
+        unit, chat, max_new_tokens, fixed_length: As in Example.
         strip: True if texts go into the template without the spaces around them.
         hub: Repository, configuration ("" for none) and split for `datasets.load_dataset`; empty if the suite is not
             on the hub.
@@ -63,7 +48,6 @@ class Suite:
             empty for suites of other kinds, and if rows have the usual names.
         kinds: Values of `kind_column`; only rows with one of them belong to the suite. Empty: all rows.
         kind_column: The column that `kinds` are values of.
-        fixed_length: As in Example.
     """
 
     clause: str
@@ -185,7 +169,7 @@ def _speed_bench(
 def _speed_bench_suites() -> dict[str, Suite]:
     """Returns SPEED-Bench's suites: its splits, each category, and each entropy tier at each length."""
     suites = {"speed_bench": _speed_bench("SPEED-Bench: eleven kinds of questions", "qualitative", "speed_bench")}
-    for category in SPEED_CATEGORIES:
+    for category in SPEED_CATEGORIES.split():
         clause = f"SPEED-Bench: its questions of the category {category} alone"
         suites[f"speed_bench_{category}"] = _speed_bench(clause, "qualitative", "speed_bench", (category,))
     for thousand in SPEED_THOUSANDS:

@@ -11,42 +11,26 @@ from longgraft.runtime.fingerprint import digest
 
 @dataclass(frozen=True)
 class Example:
-    """One evaluation prompt: before + body + after. Only the body may be cut.
-
-    Attributes:
-        suite: Name of its suite.
-        id: The row's id; later turns are 81#2, 81#3, ...
-        before: The template up to the context, or the whole prompt of a short question.
-        body: The long context; "" for questions.
-        after: The rest of the template.
-        answers: Right answers, for scores.
-        follow_ups: Later turns of a conversation.
-        chat: True to use the target's chat template; False for text to be continued.
-        unit: Where the body may be cut: between turns, sentences or lines.
-        max_new_tokens: The benchmark's own limit of an answer.
-        continuations: Source -> text to replay. A source is "true" (the file's own next text) or a model's name. The
-            user's texts come first, in the given order, then "true", then the others, longest first.
-        later: Continuations of the later turns.
-        history: (question, answer) of earlier turns.
-        prediction: Text that the answer may repeat: the file to edit.
-        fixed_length: The only bucket that the prompt belongs to, uncut, however many tokens the target's tokenizer
-            makes of it; None: any that its length reaches.
-    """
+    """One evaluation prompt: before + body + after. Only the body may be cut."""
 
     suite: str
-    id: str
-    before: str
-    body: str
-    after: str
-    answers: tuple[str, ...] = ()
-    follow_ups: tuple[str, ...] = ()
-    chat: bool = True
-    unit: str = "line"
-    max_new_tokens: int | None = None
+    id: str  # the row's id; later turns are 81#2, 81#3, ...
+    before: str  # the template up to the context, or the whole prompt of a short question
+    body: str  # the long context; "" for questions
+    after: str  # the rest of the template
+    answers: tuple[str, ...] = ()  # right answers, for scores
+    follow_ups: tuple[str, ...] = ()  # later turns of a conversation
+    chat: bool = True  # True to use the target's chat template; False for text to be continued
+    unit: str = "line"  # where the body may be cut: between turns, sentences or lines
+    max_new_tokens: int | None = None  # the benchmark's own limit of an answer
+    # Source -> text to replay. A source is "true" (the file's own next text) or a model's name. The user's texts come
+    # first, in the given order, then "true", then the others, longest first.
     continuations: Mapping[str, str] = field(default_factory=dict, hash=False)
-    later: tuple[Mapping[str, str], ...] = field(default=(), hash=False)
-    history: tuple[tuple[str, str], ...] = ()
-    prediction: str = ""
+    later: tuple[Mapping[str, str], ...] = field(default=(), hash=False)  # continuations of the later turns
+    history: tuple[tuple[str, str], ...] = ()  # (question, answer) of earlier turns
+    prediction: str = ""  # text that the answer may repeat: the file to edit
+    # The only bucket that the prompt belongs to, uncut, however many tokens the target's tokenizer makes of it; None:
+    # any that its length reaches.
     fixed_length: int | None = None
 
     @property

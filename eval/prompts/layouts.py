@@ -41,17 +41,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class EditColumns:
-    """The columns of a row that asks for an edit.
-
-    Attributes:
-        before: The file before it.
-        instruction: What is to be changed.
-        after: The file after it; "" if rows have none.
-    """
+    """The columns of a row that asks for an edit."""
 
     before: str
     instruction: str
-    after: str
+    after: str  # the file after it; "" if rows have none
 
 
 def edit_columns(row: Row, suite: Suite) -> EditColumns | None:

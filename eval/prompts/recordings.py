@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from longgraft.config.data_files import whole
@@ -15,24 +16,17 @@ Recordings = dict[str, dict[str, str]]  # row id -> source (`true` or a model) -
 
 @dataclass(frozen=True)
 class Recorded:
-    """The recorded texts of a suite.
+    """The recorded texts of a suite."""
 
-    Attributes:
-        by_user: Texts of the user's files.
-        in_data: Texts of the files in the folder of the rows.
-    """
-
-    by_user: Recordings
-    in_data: Recordings
+    by_user: Recordings  # texts of the user's files
+    in_data: Recordings  # texts of the files in the folder of the rows
 
     @classmethod
     def read(cls, suite: str, data: Path | None, recorded: Sequence[Path]) -> Recorded:
         """Reads a suite's recordings.
 
         Args:
-            suite: Its name.
             data: Folder of the rows with, if they exist, meta.jsonl and recorded.jsonl.
-            recorded: The user's files.
         """
         by_user: Recordings = {}
         for path in recorded:
@@ -40,9 +34,11 @@ class Recorded:
                 _add(by_user, placed, suite, stem_of(path))
         in_data: Recordings = {}
         if data is not None:
-            for path in (Path(data) / "meta.jsonl", Path(data) / "recorded.jsonl"):
-                if path.is_file():
-                    _add_some(in_data, path, suite)
+            # meta.jsonl has a line for every row, and a continuation for some.
+            paths = (Path(data) / "meta.jsonl", Path(data) / "recorded.jsonl")
+            for placed in chain.from_iterable(map(read_rows, filter(Path.is_file, paths))):
+                if placed.row.get("continuation"):
+                    _add(in_data, placed, suite, "true")
         return cls(by_user, in_data)
 
     def texts_of(self, identity: str, in_row: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -53,13 +49,6 @@ class Recorded:
         for source in sorted(others, key=lambda source: (source != "true", -len(others[source]))):
             texts.setdefault(source, others[source])
         return texts
-
-
-def _add_some(texts: Recordings, path: Path, suite: str) -> None:
-    """Adds the texts of a file such as meta.jsonl, which has a line for every row and a continuation for some."""
-    for placed in read_rows(path):
-        if placed.row.get("continuation"):
-            _add(texts, placed, suite, "true")
 
 
 def _add(texts: Recordings, placed: PlacedRow, suite: str, source: str) -> None:

@@ -21,14 +21,9 @@ INSTEAD = f"Give the path of a JSONL file, or one of the suites {WHOLE_SUITES}."
 
 
 class PlacedRow(NamedTuple):
-    """A row and its place.
+    """A row and its place."""
 
-    Attributes:
-        place: "NAME, line 3", for messages.
-        row: Column -> value.
-    """
-
-    place: str
+    place: str  # "NAME, line 3", for messages
     row: Row
 
 
@@ -101,7 +96,8 @@ def read_rows(path: Path) -> list[PlacedRow]:
     elif path.name.removesuffix(".gz").endswith(".json") and _holds_list(path):
         rows = _list_rows(path)
     else:
-        rows = _line_rows(path)
+        lines = read_json_lines(path, INSTEAD)
+        rows = [PlacedRow(line.place, checked_object(line.value, line.place)) for line in lines]
     if not rows:
         raise ValueError(f"{path} has no rows.")
     return rows
@@ -114,11 +110,6 @@ def _holds_list(path: Path) -> bool:
             return file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
     except (OSError, *GZIP_ERRORS):
         return False
-
-
-def _line_rows(path: Path) -> list[PlacedRow]:
-    lines = read_json_lines(path, INSTEAD)
-    return [PlacedRow(line.place, checked_object(line.value, line.place)) for line in lines]
 
 
 def _list_rows(path: Path) -> list[PlacedRow]:

@@ -81,8 +81,7 @@ def _rows_of(name: str, data: Path | None) -> list[PlacedRow]:
     else:
         raise ValueError(
             f"Suite {name!r} is unknown. Known: {WHOLE_SUITES}; `longgraft suites` lists their parts.\n"
-            "Or give the path of a JSONL file (ending .jsonl), or a folder (--data) that holds "
-            f"{name}.jsonl."
+            f"Or give the path of a JSONL file (ending .jsonl), or a folder (--data) that holds {name}.jsonl."
         )
     if suite is None or not suite.kinds:
         return rows

@@ -27,49 +27,33 @@ Pair = tuple[Row, Row]  # a row, and plain decoding's of the same prompt and rep
 
 @dataclass(frozen=True)
 class TableCell:
-    """One method on one suite and length in one mode; figures are None if nothing was measured.
-
-    Attributes:
-        prompts: Number of measured prompts.
-        loops: Number of them whose answer loops.
-        failures: Number of failed decodings.
-        checks: One per prompt; none for a lossy method, which promises nothing.
-        lengths: Tokens of each checked answer.
-        mat: Accepted tokens per step, the mean over prompts.
-        mat_pooled: Accepted tokens per step over all steps, in which long answers count for more.
-        rate: Tokens per second: first quartile, median and third quartile over prompts.
-        speedup: Decoding speed over plain decoding's of the same prompt and repeat, the geometric mean.
-        speedups: The speed-up of each prompt, ascending.
-        end_to_end: The same of prefill and decoding together, for answers of plain decoding's length.
-        prefill_seconds: Seconds of the prefill, the mean over prompts.
-        answer_seconds: Seconds of decoding, the mean over prompts.
-        tokens_per_step: Over all repeats, which differ if costs are measured while running.
-        kinds: Number of steps by the kind of proposal, over all repeats.
-        forwards: Forwards per step besides the verification, by network.
-        step_cost: Seconds of a step over plain decoding's on the same prompt and repeat, median over prompts.
-    """
+    """One method on one suite and length in one mode; figures are None if nothing was measured."""
 
     mode: str
     suite: str
     bucket: int
     method: str
     promise: str
-    prompts: int = 0
-    loops: int = 0
-    failures: int = 0
-    checks: tuple[Check, ...] = ()
-    lengths: tuple[int, ...] = ()
-    mat: Mean | None = None
-    mat_pooled: float | None = None
+    prompts: int = 0  # number of measured prompts
+    loops: int = 0  # number of them whose answer loops
+    failures: int = 0  # number of failed decodings
+    checks: tuple[Check, ...] = ()  # one per prompt; none for a lossy method, which promises nothing
+    lengths: tuple[int, ...] = ()  # tokens of each checked answer
+    mat: Mean | None = None  # accepted tokens per step, the mean over prompts
+    mat_pooled: float | None = None  # accepted tokens per step over all steps, in which long answers count for more
+    # Tokens per second: first quartile, median and third quartile over prompts.
     rate: tuple[float, float, float] | None = None
+    # Decoding speed over plain decoding's of the same prompt and repeat, the geometric mean.
     speedup: Mean | None = None
-    speedups: tuple[float, ...] = ()
-    end_to_end: Mean | None = None
-    prefill_seconds: float | None = None
-    answer_seconds: float | None = None
-    tokens_per_step: float | None = None
-    kinds: Mapping[str, int] = field(default_factory=dict)
+    speedups: tuple[float, ...] = ()  # the speed-up of each prompt, ascending
+    end_to_end: Mean | None = None  # the same of prefill and decoding together, for answers of plain decoding's length
+    prefill_seconds: float | None = None  # seconds of the prefill, the mean over prompts
+    answer_seconds: float | None = None  # seconds of decoding, the mean over prompts
+    tokens_per_step: float | None = None  # over all repeats, which differ if costs are measured while running
+    kinds: Mapping[str, int] = field(default_factory=dict)  # number of steps by the kind of proposal, over all repeats
+    # Forwards per step besides the verification, by network.
     forwards: Mapping[str, float] = field(default_factory=dict)
+    # Seconds of a step over plain decoding's on the same prompt and repeat, median over prompts.
     step_cost: float | None = None
 
     @property

@@ -60,9 +60,10 @@ def _pairs(first: Sequence[Result], second: Sequence[Result]) -> tuple[list[Pair
     changed = 0
     for key, row in first_rows.items():
         if key in second_rows:
-            pair = (row, second_rows[key])
-            if _same_prompt(*pair):
-                pairs.append(pair)
+            second_row = second_rows[key]
+            # Rows of earlier versions have no fingerprints, and count as those of the same prompt.
+            if "" in (row.fingerprint, second_row.fingerprint) or row.fingerprint == second_row.fingerprint:
+                pairs.append((row, second_row))
             else:
                 changed += 1
     if changed and not pairs:
@@ -80,11 +81,6 @@ def _pairs(first: Sequence[Result], second: Sequence[Result]) -> tuple[list[Pair
 
 def _by_key(rows: Sequence[Result]) -> dict[Key, Row]:
     return {row.key: row for row in decodings(rows)}
-
-
-def _same_prompt(first: Row, second: Row) -> bool:
-    """True unless the fingerprints differ; rows of earlier versions have none."""
-    return not first.fingerprint or not second.fingerprint or first.fingerprint == second.fingerprint
 
 
 def _ratios(pairs: Sequence[Pair]) -> list[str]:

@@ -11,19 +11,9 @@ from longgraft.eval.reports.groups import grouped
 from longgraft.eval.reports.tables import length_name, section
 from longgraft.eval.runs.batches import Batch, BatchKey
 
-COLUMNS = (
-    "suite",
-    "length",
-    "at once",
-    "method",
-    "prompts",
-    "tokens/s",
-    "times one at once",
-    "times ar",
-    "first token, s",
-    "tokens/s of a request",
-    "MAT",
-    "identical",
+HEAD = (
+    "suite | length | at once | method | prompts | tokens/s | times one at once | times ar | first token, s "
+    "| tokens/s of a request | MAT | identical"
 )
 ABOUT = """
 ### Several requests at once
@@ -52,7 +42,7 @@ def concurrency_table(batches: Sequence[Batch]) -> list[str]:
         rates[key] = median(batch.new_tokens / batch.seconds for batch in repeats)
     for key, repeats in groups.items():
         lines.append(list(_line(key, repeats, rates)))
-    return [*section(ABOUT, COLUMNS, lines), *failures]
+    return [*section(ABOUT, HEAD.split(" | "), lines), *failures]
 
 
 def _line(key: BatchKey, repeats: Sequence[Batch], rates: Mapping[BatchKey, float]) -> Iterator[str]:

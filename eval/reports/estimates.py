@@ -11,7 +11,7 @@ from longgraft.eval.reports.tables import section
 from longgraft.eval.runs.rows import Judged, Row
 
 What = Literal["probability", "match"]
-COLUMNS = ("mode", "method", "by", "bin", "nodes", "expected", "accepted")
+COLUMNS = "mode,method,by,bin,nodes,expected,accepted"
 FEWEST = 30  # nodes: a share of fewer means little
 
 
@@ -29,12 +29,8 @@ def judged(rows: Sequence[Row], what: What) -> dict[str, Judged]:
         for name, (nodes, expected, accepted) in bins_of_row.items():
             all_nodes, all_expected, all_accepted = bins.get(name, (0, 0.0, 0))
             bins[name] = (all_nodes + nodes, all_expected + expected, all_accepted + accepted)
-    return dict(sorted(bins.items(), key=lambda item: _lower_end(item[0])))
-
-
-def _lower_end(name: str) -> float:
-    """Returns the lower end of a bin: 0.9, 3 of "3-4", 17 of "17+"."""
-    return float(name.rstrip("+").partition("-")[0])
+    # In the order of their lower ends: 0.9, 3 of "3-4", 17 of "17+".
+    return dict(sorted(bins.items(), key=lambda item: float(item[0].rstrip("+").partition("-")[0])))
 
 
 def match_table(rows: Sequence[Row]) -> list[str]:

@@ -25,10 +25,8 @@ def speedup_by_length(
     """Draws a panel of speed-ups for each mode, and the seconds of a request in the first one.
 
     Args:
-        plt: matplotlib's pyplot.
         cells: The cells of all suites together.
         shown: Method -> its name in the legend.
-        modes: The modes, in order.
         default: The method whose answers are timed beside plain decoding's; the fastest if it was not measured.
     """
     widths = [5.6] * len(modes) + [4.2]

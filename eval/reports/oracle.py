@@ -82,7 +82,7 @@ def bounds(rows: Sequence[Row], prices: Costs | None) -> list[tuple[str, list[fl
         return []
     prompts = max(map(len, speeds.values()))
     compared = [method for method in speeds if len(speeds[method]) == prompts]
-    fastest = max(compared, key=lambda method: _mean(speeds[method]))
+    fastest = max(compared, key=lambda method: Mean.geometric(list(speeds[method].values())).value)
     named = [
         (f"{fastest}, measured", list(speeds[fastest].values())),
         ("hindsight: the fastest method of each prompt", hindsight(speeds)),
@@ -130,7 +130,6 @@ def fastest_width(plain: Sequence[Row], prices: Costs, most: int) -> tuple[int, 
 
     Args:
         plain: A row of plain decoding for each prompt.
-        prices: Seconds of passes.
         most: The most rows of a pass.
     """
     curves = [curve(prices.passes, row.prompt_tokens) for row in plain]
@@ -153,7 +152,3 @@ def _without_mistake(tokens: int, points: Points, width: int) -> float:
     if rest:
         seconds += along(points, rest)
     return tokens * along(points, 1) / seconds
-
-
-def _mean(speeds: Mapping[Prompt, float]) -> float:
-    return Mean.geometric(list(speeds.values())).value

@@ -19,17 +19,8 @@ DRIFT = 0.15  # change of plain decoding's own speed above which rows are marked
 FIRST = 3  # rows of plain decoding with which the later ones are compared
 
 MAIN = (
-    "length",
-    "prompts",
-    "method",
-    "speed-up",
-    "worst to best",
-    "slower by > 3 %",
-    "MAT",
-    "reading, s",
-    "answer, s",
-    "end to end",
-    "losslessness",
+    "length | prompts | method | speed-up | worst to best | slower by > 3 % | MAT | reading, s | answer, s "
+    "| end to end | losslessness"
 )
 
 Place = tuple[str, int]  # suite, length
@@ -45,9 +36,11 @@ def main_table(cells: Sequence[TableCell], dtype: str) -> str:
     cells_by_length = grouped(pooled_cells(cells), lambda cell: cell.bucket)
     for _, cells_of_length in sorted(cells_by_length.items()):
         best = fastest(cells_of_length)
-        for cell in sorted(cells_of_length, key=_rank):
+        for cell in sorted(
+            cells_of_length, key=lambda cell: (cell.method != PLAIN, cell.promise == LOSSY, -cell.speed)
+        ):
             lines.append(_main_line(cell, dtype, cell is best))
-    return markdown(MAIN, lines)
+    return markdown(MAIN.split(" | "), lines)
 
 
 def lead(cells: Sequence[TableCell], default: str) -> list[str]:
@@ -70,9 +63,8 @@ def lead(cells: Sequence[TableCell], default: str) -> list[str]:
     if not decoding:
         return []
     return [
-        f"Speed-up of `{default}`, the default here: {', '.join(decoding)}. "
-        f"With the reading of the prompt: {', '.join(end_to_end)}. "
-        f"{same} of {checked} answers have plain decoding's tokens.\n"
+        f"Speed-up of `{default}`, the default here: {', '.join(decoding)}. With the reading of the prompt: "
+        f"{', '.join(end_to_end)}. {same} of {checked} answers have plain decoding's tokens.\n"
     ]
 
 
@@ -93,10 +85,6 @@ def fastest(cells: Sequence[TableCell]) -> TableCell | None:
 def most_prompts(cells: Iterable[TableCell]) -> int:
     """Returns the number of prompts of the method that has most."""
     return max((cell.prompts for cell in cells), default=0)
-
-
-def _rank(cell: TableCell) -> tuple[bool, bool, float]:
-    return cell.method != PLAIN, cell.promise == LOSSY, -cell.speed
 
 
 def _main_line(cell: TableCell, dtype: str, best: bool) -> list[str]:
@@ -136,7 +124,6 @@ def suite_overview(cells: Sequence[TableCell], default: str) -> list[str]:
     """Returns the speed-ups of one mode by suite and length, and the default beside the fastest method.
 
     Args:
-        cells: The cells of one mode.
         default: The name of the method that a session would use.
     """
     methods: dict[str, str] = {}

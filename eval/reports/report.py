@@ -23,42 +23,14 @@ from longgraft.eval.runs.folder import Run, numbers
 from longgraft.eval.runs.rows import Failure, Key, Result, Row
 from longgraft.eval.statistics import Mean
 
+# Heads of the CSV files.
 COLUMNS = (
-    "mode",
-    "suite",
-    "bucket",
-    "method",
-    "prompts",
-    "loops",
-    "failures",
-    "mat",
-    "mat_low",
-    "mat_high",
-    "mat_pooled",
-    "tokens_per_second_q1",
-    "tokens_per_second",
-    "tokens_per_second_q3",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "prefill_seconds",
-    "answer_seconds",
-    "end_to_end",
-    "end_to_end_low",
-    "end_to_end_high",
-    "promise",
-    "lossless",
-    "speedup_median",
-    "speedup_worst",
-    "speedup_best",
-    "tokens_per_step",
-    *(f"{kind}_steps" for kind in KINDS),
-    "step_cost",
-    "draft_forwards",
-    "own_passes",
-    "answers",
+    "mode,suite,bucket,method,prompts,loops,failures,mat,mat_low,mat_high,mat_pooled,tokens_per_second_q1,"
+    "tokens_per_second,tokens_per_second_q3,speedup,speedup_low,speedup_high,prefill_seconds,answer_seconds,"
+    "end_to_end,end_to_end_low,end_to_end_high,promise,lossless,speedup_median,speedup_worst,speedup_best,"
+    f"tokens_per_step,{','.join(f'{kind}_steps' for kind in KINDS)},step_cost,draft_forwards,own_passes,answers"
 )
-SCORE_COLUMNS = ("mode", "suite", "bucket", "metric", "method", "mean", "prompts")
+SCORE_COLUMNS = "mode,suite,bucket,metric,method,mean,prompts"
 
 DEFINITIONS = """
 - Speed-up: tokens per second over plain decoding's of the same prompt and repeat, decoding alone, after one shared
@@ -104,10 +76,10 @@ def write(folder: Path) -> None:
         _csv(folder / "scores.csv", SCORE_COLUMNS, scores)
 
 
-def _csv(path: Path, columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+def _csv(path: Path, columns: str, lines: Iterable[Sequence[Any]]) -> None:
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(columns)
+        writer.writerow(columns.split(","))
         writer.writerows(lines)
 
 
@@ -173,10 +145,9 @@ def _provenance(run: Run) -> str:
         git += ", with uncommitted changes"
     return (
         f"{environment['target']}, {numbers(environment)}, attention {environment['attention']}, on "
-        f"{environment['device']} with {environment['threads']} threads; torch {environment['torch']}, "
-        f"transformers {environment['transformers']}; git {git}. "
-        f"At most {config['max_new_tokens']} new tokens, {times} repeats, seed {config['seed']}, "
-        f"temperature {config['temperature']} where sampled."
+        f"{environment['device']} with {environment['threads']} threads; torch {environment['torch']}, transformers "
+        f"{environment['transformers']}; git {git}. At most {config['max_new_tokens']} new tokens, {times} repeats, "
+        f"seed {config['seed']}, temperature {config['temperature']} where sampled."
     )
 
 
@@ -189,9 +160,8 @@ def _learned(rows: Sequence[Result]) -> Iterator[str]:
                 before.append(row.learned_from)
         if before:
             yield (
-                f"- `{method}` learns over the run: its prompts began with what it had learnt from "
-                f"{min(before)} to {max(before)} others of their mode, suite and length. "
-                "A prompt's repeats began alike."
+                f"- `{method}` learns over the run: its prompts began with what it had learnt from {min(before)} to "
+                f"{max(before)} others of their mode, suite and length. A prompt's repeats began alike."
             )
 
 

@@ -26,17 +26,11 @@ TOP_K = 10
 
 @dataclass(frozen=True)
 class StepShape:
-    """The most that a step of a method does.
+    """The most that a step of a method does."""
 
-    Attributes:
-        nodes: Nodes that it verifies.
-        levels: Levels that it drafts.
-        width: Nodes that each level feeds.
-    """
-
-    nodes: int
-    levels: int
-    width: int
+    nodes: int  # nodes that it verifies
+    levels: int  # levels that it drafts
+    width: int  # nodes that each level feeds
 
     @classmethod
     def of(cls, name: str, config: Mapping[str, Any]) -> StepShape:

@@ -20,23 +20,9 @@ SHARES: Mapping[str, tuple[str, ...]] = {
     "retrieving": ("retrieve",),
 }
 STEP_COLUMNS = (
-    "mode",
-    "bucket",
-    "method",
-    *(f"{part}_ms" for part in PARTS),
-    "verification_share",
-    "drafting_share",
-    "retrieving_share",
-    "other_share",
-    "accepted_draft",
-    "accepted_retrieved",
-    "accepted_both",
-    "drafts",
-    "acceptance_by_position",
-    "conditional_by_position",
-    "stages",
-    "first_token_seconds",
-    "peak_memory_mib",
+    f"mode,bucket,method,{','.join(f'{part}_ms' for part in PARTS)},verification_share,drafting_share,"
+    "retrieving_share,other_share,accepted_draft,accepted_retrieved,accepted_both,drafts,acceptance_by_position,"
+    "conditional_by_position,stages,first_token_seconds,peak_memory_mib"
 )
 
 ACCEPTANCE = """
@@ -56,17 +42,11 @@ repeats.
 
 
 class Position(NamedTuple):
-    """Acceptance at one position of the drafts.
+    """Acceptance at one position of the drafts."""
 
-    Attributes:
-        accepted: Drafts of which at least this many tokens were accepted.
-        raw: Their share of all drafts.
-        conditional: Their share of the drafts that were accepted up to the position before.
-    """
-
-    accepted: int
-    raw: float
-    conditional: float
+    accepted: int  # drafts of which at least this many tokens were accepted
+    raw: float  # their share of all drafts
+    conditional: float  # their share of the drafts that were accepted up to the position before
 
 
 def drafts(rows: Sequence[Row]) -> int | None:

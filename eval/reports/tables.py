@@ -14,6 +14,10 @@ from longgraft.eval.reports.cells import ALL, LOSSY, TableCell
 from longgraft.eval.statistics import Mean
 
 KINDS = ("plain", "memory", "draft")
+BY_SUITE = (
+    "suite | length | method | prompts | that loop | median speed-up | worst | best | MAT | over all steps "
+    f"| steps: {' / '.join(KINDS)} | step | draft forwards | own passes"
+)
 LISTED = 20  # most divergences, failures and differing rows that are listed
 
 
@@ -63,27 +67,11 @@ def prompt_count(count: int) -> str:
 
 def suite_table(cells: Sequence[TableCell]) -> list[str]:
     """Returns the table of one mode with a line for each suite, length and method: spread, and steps."""
-    head = (
-        "suite",
-        "length",
-        "method",
-        "prompts",
-        "that loop",
-        "median speed-up",
-        "worst",
-        "best",
-        "MAT",
-        "over all steps",
-        f"steps: {' / '.join(KINDS)}",
-        "step",
-        "draft forwards",
-        "own passes",
-    )
     lines = []
     for cell in sorted(cells, key=lambda cell: (cell.suite, cell.bucket, cell.promise == LOSSY)):
         if cell.prompts and cell.suite != ALL and cell.method != PLAIN:
             lines.append(_suite_line(cell))
-    return section("\n### By suite: spread over prompts, and steps\n", head, lines)
+    return section("\n### By suite: spread over prompts, and steps\n", BY_SUITE.split(" | "), lines)
 
 
 def _suite_line(cell: TableCell) -> list[str]:

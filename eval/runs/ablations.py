@@ -49,7 +49,12 @@ def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = Non
         check_plan(config)  # errors of its suites come before a model is loaded
         prompts: Sequence[Example] = ()
         if name == "warmup":
-            prompts = _warmup_prompts(warmup)
+            if warmup is None:
+                raise ValueError(
+                    "The ablation of warm-up rounds needs prompts to warm up on. Give --warmup-prompts FILE, a JSONL "
+                    "of conversations that are in none of the suites."
+                )
+            prompts = read_prompts(warmup, max(ROUNDS))
         calibrations = calibrated(config, Bench.open(config), out, prompts)
         methods += tuple(f"{PAPERS}+{setting}={key}" for key in calibrations)
     return replace(
@@ -88,15 +93,6 @@ def _field(config: SweepConfig) -> Iterator[str]:
             yield method.name
         if "budget" in method.takes and (both_budgets or method.budget > BUDGET):
             yield joined(method.name, {"budget": str(BUDGET)})
-
-
-def _warmup_prompts(path: Path | None) -> Sequence[Example]:
-    if path is None:
-        raise ValueError(
-            "The ablation of warm-up rounds needs prompts to warm up on. Give --warmup-prompts FILE, a "
-            "JSONL of conversations that are in none of the suites."
-        )
-    return read_prompts(path, max(ROUNDS))
 
 
 def _warmed(config: SweepConfig, bench: Bench, out: Path, examples: Sequence[Example]) -> dict[str, str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,64 +11,39 @@ from pydantic import FiniteFloat as Number
 from pydantic import NonNegativeInt as Whole
 
 from longgraft.config.data_files import parse_object
-from longgraft.eval.runs.rows import record
+from longgraft.eval.runs.rows import as_json, record
 
 BATCHES = "concurrency.jsonl"
 
 
 class BatchKey(NamedTuple):
-    """Identifies a batch of a run.
-
-    Attributes:
-        suite: The suite.
-        bucket: Prompt tokens; 0 for uncut prompts.
-        mode: How tokens were drawn.
-        method: The variant's name.
-        running: Requests at once, as long as so many prompts are left.
-        repeat: From 0.
-    """
+    """Identifies a batch of a run."""
 
     suite: str
-    bucket: Whole
-    mode: str
+    bucket: Whole  # prompt tokens; 0 for uncut prompts
+    mode: str  # how tokens were drawn
     method: str
-    running: Whole
-    repeat: Whole
+    running: Whole  # requests at once, as long as so many prompts are left
+    repeat: Whole  # from 0
 
 
 @dataclass(frozen=True)
 class Batch:
-    """All prompts of a suite and length, so many at once; each that ends makes room for the next.
-
-    Attributes:
-        key: Its key.
-        prompts: Number of prompts.
-        new_tokens: Of all answers.
-        seconds: From the first request's beginning to the last one's end, including the prefills.
-        first_token_seconds: Of each request, from its beginning.
-        tokens_per_second: Of each request, after its first token.
-        mat: Accepted tokens per step, pooled over all steps.
-        different: Answers that differ from those of the request alone.
-        compared: Answers that could be compared.
-        passes: Passes that verified something; 0: not counted.
-        nodes: Nodes of all verified trees, roots included.
-        drafts: Forwards of draft networks, counted for each request by itself.
-        error: Why there is no figure.
-    """
+    """All prompts of a suite and length, so many at once; each that ends makes room for the next."""
 
     key: BatchKey
     prompts: Whole = 0
-    new_tokens: Whole = 0
-    seconds: Number = 0.0
-    first_token_seconds: tuple[Number, ...] = ()
-    tokens_per_second: tuple[Number, ...] = ()
-    mat: Number = 0.0
-    different: Whole = 0
-    compared: Whole = 0
-    passes: Whole = 0
-    nodes: Whole = 0
-    drafts: Whole = 0
-    error: str = ""
+    new_tokens: Whole = 0  # of all answers
+    seconds: Number = 0.0  # from the first request's beginning to the last one's end, including the prefills
+    first_token_seconds: tuple[Number, ...] = ()  # of each request, from its beginning
+    tokens_per_second: tuple[Number, ...] = ()  # of each request, after its first token
+    mat: Number = 0.0  # accepted tokens per step, pooled over all steps
+    different: Whole = 0  # answers that differ from those of the request alone
+    compared: Whole = 0  # answers that could be compared
+    passes: Whole = 0  # passes that verified something; 0: not counted
+    nodes: Whole = 0  # nodes of all verified trees, roots included
+    drafts: Whole = 0  # forwards of draft networks, counted for each request by itself
+    error: str = ""  # why there is no figure
 
 
 def read_batches(folder: Path) -> list[Batch]:
@@ -89,14 +63,10 @@ def read_batches(folder: Path) -> list[Batch]:
 
 def write_batches(folder: Path, batches: list[Batch]) -> None:
     """Writes the file, whole or not at all."""
-    lines = []
-    for batch in batches:
-        columns = asdict(batch)
-        del columns["key"]
-        lines.append(json.dumps(batch.key._asdict() | columns) + "\n")
     partial = folder / f"{BATCHES}.part"
     with open(partial, "w", encoding="utf-8") as file:
-        file.write("".join(lines))
+        for batch in batches:
+            file.write(as_json(batch) + "\n")
         file.flush()
         os.fsync(file.fileno())
     partial.replace(folder / BATCHES)

@@ -27,19 +27,12 @@ from longgraft.methods.parts import Parts
 
 @dataclass(frozen=True)
 class Bench:
-    """The loaded objects that a sweep runs on.
+    """The loaded objects that a sweep runs on."""
 
-    Attributes:
-        loaded: The target model, its tokenizer and parts.
-        session: Decodes without the variants' settings.
-        engines: Makes the engines of the variants.
-        missing: Variant -> why it cannot be measured on this target.
-    """
-
-    loaded: Loaded
-    session: Session
-    engines: VariantEngines
-    missing: Mapping[str, str] = field(default_factory=dict)
+    loaded: Loaded  # the target model, its tokenizer and parts
+    session: Session  # decodes without the variants' settings
+    engines: VariantEngines  # makes the engines of the variants
+    missing: Mapping[str, str] = field(default_factory=dict)  # variant -> why it cannot be measured on this target
 
     @classmethod
     def open(cls, config: SweepConfig) -> Bench:

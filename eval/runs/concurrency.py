@@ -12,7 +12,6 @@ from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import Event, Scheduled, Scheduler
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import steps_of
-from longgraft.engine.stats import Stats
 from longgraft.engine.step import Step
 from longgraft.eval.prompts.buckets import Fitted
 from longgraft.eval.runs.batches import Batch, BatchKey
@@ -107,6 +106,8 @@ def _answered(session: Session, key: BatchKey, prompts: Sequence[Fitted], draws:
             compared += 1
             different += answer != alone
     stats = [request.request.stats for request in requests if request.request is not None]
+    steps = sum(one_request.steps for one_request in stats)
+    accepted = sum(sum(one_request.accepted_per_step) for one_request in stats)
     return Batch(
         key,
         len(prompts),
@@ -114,7 +115,7 @@ def _answered(session: Session, key: BatchKey, prompts: Sequence[Fitted], draws:
         seconds,
         tuple(first_token_seconds),
         tuple(one_request.decode_tokens_per_second for one_request in stats),
-        _pooled_mat(stats),
+        accepted / max(1, steps),
         different,
         compared,
         scheduler.passes,
@@ -129,15 +130,3 @@ def _request(session: Session, prompt: Fitted, draw: Draw) -> Scheduled:
     if prediction:
         predictions = (prediction,)
     return Scheduled(GenerationRequest(prompt.ids, draw.limit, draw.sampling, eos=draw.eos, predictions=predictions))
-
-
-def _pooled_mat(stats: Sequence[Stats]) -> float:
-    """Returns the accepted tokens per step, over all steps of all requests."""
-    accepted = 0
-    steps = 0
-    for one_request in stats:
-        accepted += sum(one_request.accepted_per_step)
-        steps += one_request.steps
-    if not steps:
-        return 0.0
-    return accepted / steps

@@ -54,11 +54,9 @@ class SweepConfig(Checked):
     )
     methods: tuple[str, ...] = option(
         COMPARED,
-        "See `longgraft methods`; method@head takes a "
-        "--head; method+budget=30, +depth=, +width=, +levels=, +top_k=, +window=, "
-        "+thresholds=, +warm= and its own choices set that of one method; "
-        "`transformers`, `transformers-lookup`: its own generate, plain and by prompt "
-        "lookup",
+        "See `longgraft methods`; method@head takes a --head; method+budget=30, +depth=, +width=, +levels=, +top_k=, "
+        "+window=, +thresholds=, +warm= and its own choices set that of one method; `transformers`, "
+        "`transformers-lookup`: its own generate, plain and by prompt lookup",
     )
     modes: tuple[str, ...] = option(("replay",), "replay, sampled, greedy, or several", flag="--mode", choices=MODES)
     prompts: int = option(

@@ -32,21 +32,13 @@ ENVIRONMENT: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run that was measured.
-
-    Attributes:
-        folder: Its folder.
-        rows: One decoding each.
-        config: The options.
-        environment: Code, versions and device that it ended with.
-        batches: The rows of `--concurrency`.
-    """
+    """A run that was measured."""
 
     folder: Path
-    rows: list[Result]
+    rows: list[Result]  # one decoding each
     config: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    batches: Sequence[Batch] = ()
+    environment: Mapping[str, Any]  # code, versions and device that it ended with
+    batches: Sequence[Batch] = ()  # the rows of `--concurrency`
 
     @classmethod
     def read(cls, folder: Path) -> Run:

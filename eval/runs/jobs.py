@@ -14,21 +14,13 @@ Plan = Mapping[str, Mapping[int, list[Fitted]]]  # suite -> length -> prompts
 
 @dataclass
 class Job:
-    """One prompt of a suite and length, with its later turns.
-
-    Attributes:
-        suite: The suite.
-        length: The bucket, in tokens; 0 for uncut prompts.
-        fitted: The prompt.
-        done: Rows that exist already.
-        attempts: Workers that it has killed.
-    """
+    """One prompt of a suite and length, with its later turns."""
 
     suite: str
-    length: int
+    length: int  # the bucket, in tokens; 0 for uncut prompts
     fitted: Fitted
-    done: Done = field(default_factory=dict)
-    attempts: int = 0
+    done: Done = field(default_factory=dict)  # rows that exist already
+    attempts: int = 0  # workers that it has killed
 
     def key(self, fitted: Fitted, mode: str, method: str, repeat: int) -> Key:
         """Returns the key of a row of this job; fitted: its turn."""
@@ -97,6 +89,10 @@ def failed_turn(config: SweepConfig, job: Job, fitted: Fitted, why: str) -> Iter
     """Yields the same for one turn."""
     promises = {variant.name: variant.promise for variant in config.variants}
     for key in sorted(missing(config, job, fitted)):
-        yield Failure(
-            key, why, fitted.example.turn, fitted.cut_tokens, promises[key.method], fitted.example.fingerprint(key.mode)
-        )
+        yield failure(key, why, fitted, promises[key.method])
+
+
+def failure(key: Key, why: str, fitted: Fitted, promise: str) -> Failure:
+    """Returns the row of a decoding that failed; promise: its method's."""
+    example = fitted.example
+    return Failure(key, why, example.turn, fitted.cut_tokens, promise, example.fingerprint(key.mode))

@@ -32,9 +32,6 @@ class PromptMeasurement:
         """Reads the prompt.
 
         Args:
-            factory: Makes the variants' engines.
-            variants: The variants.
-            ids: The prompt.
             limit: Most tokens of an answer.
             learning: False: lasting memories begin empty, and nothing is kept of what they learn.
             prediction: Token ids of a text that the answers may repeat.
@@ -67,9 +64,7 @@ class PromptMeasurement:
         Every repeat starts from the same state.
 
         Args:
-            variant: One of the variants.
             sampling: How tokens are drawn.
-            limit: Most tokens.
             eos: Tokens that end the answer.
             run: The run whose lasting memories are used, and learn; "": none.
         """

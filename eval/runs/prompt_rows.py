@@ -17,10 +17,10 @@ from longgraft.eval.prompts.buckets import Fitted, as_it_is
 from longgraft.eval.prompts.example import Example
 from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.eval.runs.jobs import Job, failed_turn, failures, missing
+from longgraft.eval.runs.jobs import Job, failed_turn, failure, failures, missing
 from longgraft.eval.runs.measure import PromptMeasurement
 from longgraft.eval.runs.quiet import OtherLoad
-from longgraft.eval.runs.rows import Failure, Key, Result, Row, done
+from longgraft.eval.runs.rows import Key, Result, Row, done
 from longgraft.eval.runs.variants import Variant
 from longgraft.eval.scores import score
 
@@ -83,9 +83,8 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     most = session.target.max_positions
     if len(fitted.ids) + limit > most:
         raise ValueError(
-            f"The prompt has {len(fitted.ids):,} tokens and {limit:,} may follow, but "
-            f"{session.target.name} has {most:,} positions. Lower --max-new-tokens, or cut prompts to a "
-            "shorter length with `longgraft sweep`."
+            f"The prompt has {len(fitted.ids):,} tokens and {limit:,} may follow, but {session.target.name} has "
+            f"{most:,} positions. Lower --max-new-tokens, or cut prompts to a shorter length with `longgraft sweep`."
         )
     methods = {key.method for key in wanted}
     variants = bench.able(variant for variant in config.variants if variant.name in methods)
@@ -116,10 +115,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
                         yield _measure(bench, checks, variant, draw, key, fitted)
     for key in sorted(wanted):
         if key.method in bench.missing:
-            promise = Variant.parse(key.method).promise
-            yield Failure(
-                key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise, example.fingerprint(key.mode)
-            )
+            yield failure(key, bench.missing[key.method], fitted, Variant.parse(key.method).promise)
 
 
 def interleaved(variants: Sequence[Variant], prompt: str, repeat: int) -> list[Variant]:
@@ -148,14 +144,7 @@ def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: K
             checks.plain[key.mode] = tokens
         check = checks.of(variant, key.mode, draw, tokens)
     except FAILURES as error:
-        return Failure(
-            key,
-            f"{type(error).__name__}: {error}",
-            example.turn,
-            fitted.cut_tokens,
-            variant.promise,
-            example.fingerprint(key.mode),
-        )
+        return failure(key, f"{type(error).__name__}: {error}", fitted, variant.promise)
     scored = None
     if key.mode != "replay" and key.repeat == 0:
         text = bench.session.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -179,17 +168,11 @@ def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: K
 
 @dataclass(frozen=True)
 class Draw:
-    """Decoding settings of a mode.
+    """Decoding settings of a mode."""
 
-    Attributes:
-        sampling: How tokens are drawn.
-        limit: Most tokens of an answer.
-        eos: Tokens that end an answer.
-    """
-
-    sampling: Sampling
-    limit: int
-    eos: Sequence[int]
+    sampling: Sampling  # how tokens are drawn
+    limit: int  # most tokens of an answer
+    eos: Sequence[int]  # tokens that end an answer
 
 
 def draw_of(config: SweepConfig, bench: Bench, example: Example, mode: str) -> Draw:

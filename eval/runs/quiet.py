@@ -51,9 +51,8 @@ def check_quiet(seconds: float = SECONDS) -> None:
     cores = busy_cores(seconds)
     if cores > BUSY:
         raise ValueError(
-            f"Other programs keep {cores:.1f} of {os.cpu_count()} cores busy (load average "
-            f"{os.getloadavg()[0]:.1f}). Stop them, or leave out --quiet: rows then say how busy the "
-            "machine was."
+            f"Other programs keep {cores:.1f} of {os.cpu_count()} cores busy (load average {os.getloadavg()[0]:.1f}). "
+            "Stop them, or leave out --quiet: rows then say how busy the machine was."
         )
 
 

@@ -27,23 +27,14 @@ COMPRESSED = f"{ROWS}.gz"  # written by `gzip -9n`
 
 
 class Key(NamedTuple):
-    """Identifies a row of a run.
-
-    Attributes:
-        suite: The suite.
-        bucket: Prompt tokens; 0 for uncut prompts.
-        prompt_id: The turn's id.
-        mode: How tokens were drawn.
-        method: The variant's name.
-        repeat: From 0.
-    """
+    """Identifies a row of a run."""
 
     suite: str
-    bucket: Whole
-    prompt_id: str
-    mode: str
+    bucket: Whole  # prompt tokens; 0 for uncut prompts
+    prompt_id: str  # the turn's id
+    mode: str  # how tokens were drawn
     method: str
-    repeat: Whole
+    repeat: Whole  # from 0
 
 
 Judged = tuple[Whole, Number, Whole]  # proposed nodes, the sum of their estimated probabilities, accepted nodes
@@ -51,39 +42,19 @@ Judged = tuple[Whole, Number, Whole]  # proposed nodes, the sum of their estimat
 
 @dataclass(frozen=True)
 class Failure:
-    """A decoding that failed; it holds no numbers.
-
-    Attributes:
-        key: Its key.
-        error: What went wrong.
-        turn: Of a conversation, from 1.
-        cut_tokens: Tokens that were cut off its prompt.
-        promise: The method's promise.
-        fingerprint: As in `Row`.
-    """
+    """A decoding that failed; it holds no numbers."""
 
     key: Key
     error: str
-    turn: Whole = 1
-    cut_tokens: Whole = 0
+    turn: Whole = 1  # of a conversation, from 1
+    cut_tokens: Whole = 0  # tokens that were cut off its prompt
     promise: str = "exact"
-    fingerprint: str = ""
+    fingerprint: str = ""  # as in `Row`
 
 
 @dataclass(frozen=True)
 class Row:
-    """A decoding and its cost: the fields of `Stats`, and its tokens.
-
-    Attributes:
-        limit: Tokens that were asked for.
-        loop: True if the answer repeats itself.
-        lossless: Comparison with plain decoding, for a replay by drawing beside it; None if that was not possible.
-        promise: The method's promise: exact, distribution or lossy.
-        score: (metric, 0..1) of the answer, in the first repeat of the target's own draws.
-        learned_from: Earlier prompts from which the method had learnt; None if it does not learn over a run.
-        other_load: Cores that other programs kept busy meanwhile; None if unknown.
-        fingerprint: Of the prompt (`Example.fingerprint`); "" in rows of versions that kept none.
-    """
+    """A decoding and its cost: the fields of `Stats`, and its tokens."""
 
     key: Key
     prompt_tokens: Whole
@@ -100,21 +71,24 @@ class Row:
     seconds_by_part: dict[str, Number]
     peak_memory_bytes: Whole
     token_ids: list[Whole]
-    loop: bool
+    loop: bool  # True if the answer repeats itself
+    # Comparison with plain decoding, for a replay by drawing beside it; None if that was not possible.
     lossless: Check | None = None
     kinds: dict[str, Whole] = field(default_factory=dict)
     forwards: dict[str, Whole] = field(default_factory=dict)
     by_probability: dict[str, Judged] = field(default_factory=dict)
     by_match: dict[str, Judged] = field(default_factory=dict)
-    promise: str = "exact"
+    promise: str = "exact"  # the method's promise: exact, distribution or lossy
+    # (metric, 0..1) of the answer, in the first repeat of the target's own draws.
     score: tuple[str, Number] | None = None
-    limit: Whole | None = None
+    limit: Whole | None = None  # tokens that were asked for
+    # Earlier prompts from which the method had learnt; None if it does not learn over a run.
     learned_from: Whole | None = None
     turn: Whole = 1
     cut_tokens: Whole = 0
     reused_tokens: Whole = 0
-    other_load: Number | None = None
-    fingerprint: str = ""
+    other_load: Number | None = None  # cores that other programs kept busy meanwhile; None if unknown
+    fingerprint: str = ""  # of the prompt (`Example.fingerprint`); "" in rows of versions that kept none
 
 
 Result = Row | Failure
@@ -131,8 +105,8 @@ def done(rows: Sequence[Result]) -> Done:
     return tokens
 
 
-def as_json(row: Result) -> str:
-    """Returns one flat line without its line end."""
+def as_json(row: Any) -> str:
+    """Returns a row, whose key's fields stand beside its own, as one line without its end."""
     columns = asdict(row)
     del columns["key"]
     return json.dumps(row.key._asdict() | columns)
@@ -158,6 +132,9 @@ def record(kind: Any, columns: Mapping[str, Any], where: str) -> Any:
         raise ValueError(f"{where}: {_what_is_wrong(kind, columns, error)}") from error
 
 
+_reader = cache(TypeAdapter)
+
+
 def _what_is_wrong(kind: Any, columns: Mapping[str, Any], error: ValidationError) -> str:
     """Returns what is missing in a row, else the first value of the wrong kind."""
     key = get_type_hints(kind)["key"]
@@ -178,11 +155,6 @@ def _what_is_wrong(kind: Any, columns: Mapping[str, Any], error: ValidationError
         name = str(places[0][1])
     wanted = in_words((get_type_hints(kind) | get_type_hints(key))[name])
     return f"{name} must be {wanted}; it is {json.dumps(columns[name])[:60]}."
-
-
-@cache
-def _reader(kind: Any) -> TypeAdapter:
-    return TypeAdapter(kind)
 
 
 def rows_file(folder: Path) -> Path | None:

@@ -43,11 +43,9 @@ def sweep(
     """Runs what is missing of the plan and returns all rows.  Writes config.json, environment.json and the rows.
 
     Args:
-        config: What is measured.
         out: Folder of the run.
         resume: True to go on with what is in `out`.
         workers: Number of processes, or actors; None: one, in this process; on a cluster as many as it holds.
-        ray: A cluster's address.
         retry: True to also measure its failures again.
     """
     if workers is not None and workers < 1:

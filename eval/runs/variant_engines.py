@@ -32,27 +32,17 @@ class VariantEngines:
 
     A run is one pass over all prompts in one mode.  It does not know what another one learnt, nor what was learnt from
     prompts of another suite or length: these may be the same rows, cut differently, whose answers it would know.
-
-    Attributes:
-        loaded: The target.
-        heads: The parts of each head, by name; "": the default head.
-        calibrations: Calibrations by name.
-        budget: Nodes per verification; None: each method's own.
-        profile: As in `Clock`.
-        runs: Names of the runs, which are the modes' names.
-        clock: Measures the steps of all variants.
-        regions: Record the steps of all variants.
-        prompts: Number of prompts of a pool that a variant has answered in a run.
     """
 
     loaded: Loaded
-    heads: Mapping[str, Parts]
+    heads: Mapping[str, Parts]  # the parts of each head, by name; "": the default head
     calibrations: Mapping[str, Calibration] = field(default_factory=dict)
-    budget: Budget = None
-    profile: bool = False
-    runs: Sequence[str] = ()
-    clock: Clock = field(init=False)
-    regions: Regions = field(init=False)
+    budget: Budget = None  # nodes per verification; None: each method's own
+    profile: bool = False  # as in `Clock`
+    runs: Sequence[str] = ()  # names of the runs, which are the modes' names
+    clock: Clock = field(init=False)  # measures the steps of all variants
+    regions: Regions = field(init=False)  # record the steps of all variants
+    # Number of prompts of a pool that a variant has answered in a run.
     prompts: Counter[tuple[str, str, str]] = field(init=False, default_factory=Counter)
     _lasting: dict[tuple[str, str, str], dict[tuple, Memory]] = field(init=False, default_factory=dict)
 
@@ -70,7 +60,6 @@ class VariantEngines:
         """Makes the engines for one prompt.  They share their memories, except that each run has its own lasting ones.
 
         Args:
-            variants: Variants of our methods.
             learning: False: there are no runs, so nothing is learnt from the prompt.
             pool: Names the prompts that learn from one another.
 
@@ -102,8 +91,6 @@ class VariantEngines:
         """Returns the engine of a run, whose lasting memories are those of the prompt before.
 
         Args:
-            variant: The variant.
-            parts: Its parts.
             learner: Who learns: variant, run and pool.
             without_run: The variant's engine that learns nothing.
         """

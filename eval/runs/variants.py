@@ -24,19 +24,13 @@ class Variant:
     """`method[@head][+setting=value ...]`: the settings are those of `MethodSettings` and the method's own choices.
 
     Names in TRANSFORMERS are not methods of ours.
-
-    Attributes:
-        name: The whole name.
-        method: The method with its own choices.
-        head: Name of its head; "": the default head.
-        own_budget: Nodes per verification that its name sets; None: those of the run.
-        calibrations: Setting -> the name that the calibration was given under.
     """
 
     name: str
-    method: str
-    head: str = ""
-    own_budget: Budget = None
+    method: str  # the method with its own choices
+    head: str = ""  # name of its head; "": the default head
+    own_budget: Budget = None  # nodes per verification that its name sets; None: those of the run
+    # Setting -> the name that the calibration was given under.
     calibrations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod

@@ -26,89 +26,55 @@ MOST_IDLE = 128  # the same after many trials
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A step's expected time and tokens.
+    """A step's expected time and tokens."""
 
-    Attributes:
-        prefix: Tokens in the target's KV cache before the pass.
-        plain: The request's share of a plain pass, in seconds.
-        seconds: The same of this pass and of the drafts for it.
-        token: Seconds that a token is worth, as in `Prices`.
-        remembered: Accepted tokens expected without a draft; the bonus token is not counted.
-        draft: The step's draft; None without one.
-        timed: Takes the rows that this request had in a pass that others share (None: not to be timed) and
-            the pass's seconds; None: the request is alone in it.
-    """
-
-    prefix: int
-    plain: float
-    seconds: float
-    token: float
-    remembered: float = 0.0
-    draft: DraftPlan | None = None
+    prefix: int  # tokens in the target's KV cache before the pass
+    plain: float  # the request's share of a plain pass, in seconds
+    seconds: float  # the same of this pass and of the drafts for it
+    token: float  # seconds that a token is worth, as in `Prices`
+    remembered: float = 0.0  # accepted tokens expected without a draft; the bonus token is not counted
+    draft: DraftPlan | None = None  # the step's draft; None without one
+    # Takes the rows that this request had in a pass that others share (None: not to be timed) and the pass's seconds;
+    # None: the request is alone in it.
     timed: Callable[[int | None, float], None] | None = None
 
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """A step's draft.
+    """A step's draft."""
 
-    Attributes:
-        missed: Probability that the text does not predict the next token.
-        seconds: What it takes longer than the step would without it.
-        price: Price of its nodes, in tokens.
-        guess: Its most probable first token; None if there was none.
-        expansions: Levels after the first one; 0 for a source without levels.
-    """
-
-    missed: float
-    seconds: float
-    price: float
-    guess: int | None
-    expansions: int
+    missed: float  # probability that the text does not predict the next token
+    seconds: float  # what it takes longer than the step would without it
+    price: float  # price of its nodes, in tokens
+    guess: int | None  # its most probable first token; None if there was none
+    expansions: int  # levels after the first one; 0 for a source without levels
 
 
 @dataclass
 class _Drafts:
-    """Decaying counts over drafts; they outlive the request.
+    """Decaying counts over drafts; they outlive the request."""
 
-    Attributes:
-        worth: [tokens that drafts added beyond their nodes' price, probability that the text predicted
-            nothing].
-        guesses: [right ones, all].
-        expansions: [levels after the first one, drafts].
-    """
-
+    # [tokens that drafts added beyond their nodes' price, probability that the text predicted nothing].
     worth: list[float] = field(default_factory=lambda: [TRIED * WORTH, TRIED])
-    guesses: list[float] = field(default_factory=lambda: [TRIED * WORTH, TRIED])
-    expansions: list[float] = field(default_factory=lambda: [TRIED, TRIED])
+    guesses: list[float] = field(default_factory=lambda: [TRIED * WORTH, TRIED])  # [right ones, all]
+    expansions: list[float] = field(default_factory=lambda: [TRIED, TRIED])  # [levels after the first one, drafts]
 
 
 @dataclass
 class _Answer:
-    """Statistics of one answer, in planned seconds: with fixed costs a run makes the same choices again.
+    """Statistics of one answer, in planned seconds: with fixed costs a run makes the same choices again."""
 
-    Attributes:
-        rate: [tokens, tokens of plain decoding in the same time], decaying, of recent steps.
-        spent: Seconds of all steps.
-        saved: Seconds by which plain decoding would have been slower so far, without drafts; negative:
-            faster.
-        drafts_saved: The same of drafts alone.
-        probing: Seconds of drafts that were expected to cost more than they bring.
-        idle: Tokens since the last draft.
-        patience: Tokens before the next probe; each probe doubles it.
-        read: Tokens of the prompt.
-        reading: Seconds of the passes that read them.
-    """
-
+    # [tokens, tokens of plain decoding in the same time], decaying, of recent steps.
     rate: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    spent: float = 0.0
+    spent: float = 0.0  # seconds of all steps
+    # Seconds by which plain decoding would have been slower so far, without drafts; negative: faster.
     saved: float = 0.0
-    drafts_saved: float = 0.0
-    probing: float = 0.0
-    idle: int = 0
-    patience: int = FEWEST_IDLE
-    read: int = 0
-    reading: float = 0.0
+    drafts_saved: float = 0.0  # the same of drafts alone
+    probing: float = 0.0  # seconds of drafts that were expected to cost more than they bring
+    idle: int = 0  # tokens since the last draft
+    patience: int = FEWEST_IDLE  # tokens before the next probe; each probe doubles it
+    read: int = 0  # tokens of the prompt
+    reading: float = 0.0  # seconds of the passes that read them
 
 
 State = tuple[_Answer, _Drafts, StepPlan | None, CostState]

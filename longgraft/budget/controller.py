@@ -27,17 +27,11 @@ from longgraft.trees.tree import UNPRUNED, ProposalTree
 
 @dataclass(frozen=True)
 class WhilePayingPolicy:
-    """Drafts another level only while it is expected to bring more than it costs.
+    """Drafts another level only while it is expected to bring more than it costs."""
 
-    Attributes:
-        beam: Nodes that a level feeds.
-        probability: Probability that a node's best child is right.
-        price: Price of a level, in tokens.
-    """
-
-    beam: int
-    probability: float
-    price: float
+    beam: int  # nodes that a level feeds
+    probability: float  # probability that a node's best child is right
+    price: float  # price of a level, in tokens
 
     def __call__(self, level: Level) -> Verdict:
         # At the last level there is nothing to decide. "Expand" marks the draft as not stopped early, and
@@ -47,17 +41,11 @@ class WhilePayingPolicy:
 
 @dataclass(frozen=True)
 class Levels:
-    """An EAGLE-3 drafter's levels.
+    """An EAGLE-3 drafter's levels."""
 
-    Attributes:
-        cache: The drafter's cache, in which observed tokens wait.
-        beam: Nodes that a level feeds.
-        most: Most levels, including the first, which comes with the feed; the others are expansions.
-    """
-
-    cache: Eagle3Cache
-    beam: int
-    most: int
+    cache: Eagle3Cache  # the drafter's cache, in which observed tokens wait
+    beam: int  # nodes that a level feeds
+    most: int  # most levels, including the first, which comes with the feed; the others are expansions
 
 
 Together = PlannedTogether[Bid, PricedPass]
@@ -76,10 +64,8 @@ class Controller:
     Attributes:
         ranked: Ranks all drafted and remembered nodes.
         estimates: What earlier steps have shown.
-        levels: The drafter's levels; None: a source without levels, whose proposals are timed, or none at
-            all.
-        probing: True if a source that is expected to cost more than it brings gets another chance now and
-            then.
+        levels: The drafter's levels; None: a source without levels, whose proposals are timed, or none at all.
+        probing: True if a source that is expected to cost more than it brings gets another chance now and then.
         together: Plans all requests of a pass; None: this request alone.
     """
 

@@ -49,10 +49,9 @@ RECORDED_ROWS = (1, 60)
 WIDTHS = (8, 2)  # nodes that a draft level feeds; if recorded, only the first
 FED = (1, 16)  # observed tokens that are fed
 LEVELS = 2  # expansions of the draft that is timed
-# Tokens of a mixture whose keys and values fill the target's cache again and again.  After them, rows are
-# as alike as rows of a text; after zeros they wake more experts.  In twelve random models with 2 of 32
-# experts, 8 rows woke 0.94 times as many experts as rows of random texts after 32 repeated tokens, 0.87
-# times after 8, and 1.4 times after zeros.
+# Tokens of a mixture whose keys and values fill the target's cache again and again.  After them, rows are as alike as
+# rows of a text; after zeros they wake more experts.  In twelve random models with 2 of 32 experts, 8 rows woke 0.94
+# times as many experts as rows of random texts after 32 repeated tokens, 0.87 times after 8, and 1.4 times after zeros.
 CONTEXT = 32
 SHARE = 0.05  # share of the free memory that the caches may take
 
@@ -64,15 +63,10 @@ Point = tuple[str, int, int]
 
 
 class Extent(NamedTuple):
-    """Extent of a measurement.
+    """Extent of a measurement."""
 
-    Attributes:
-        prefixes: Prefixes in tokens, cut to what positions and memory allow.
-        seconds: Time after which no measurement is begun; missing ones are interpolated from the others.
-    """
-
-    prefixes: Sequence[int]
-    seconds: float = 0.5
+    prefixes: Sequence[int]  # prefixes in tokens, cut to what positions and memory allow
+    seconds: float = 0.5  # time after which no measurement is begun; missing ones are interpolated from the others
 
 
 def key_of(target: Target, network: Eagle3Network | None, regions: Regions = EAGER) -> dict[str, str]:
@@ -110,7 +104,6 @@ def measure(
     """Measures the costs of this target and drafter on this machine.
 
     Args:
-        target: The target.
         network: The drafter's network; None: no drafter.
         extent: Extent of the measurement; None: the usual one.
         regions: The session's: passes are recorded or not, as there.
@@ -140,7 +133,6 @@ def costs_for(
     """Returns a file's costs, which stay fixed, or without a file this machine's, which follow timed steps.
 
     Args:
-        target: The target.
         network: The drafter's network; None: no drafter.
         path: File of costs; None: they are measured here.
         regions: The session's.
@@ -315,8 +307,7 @@ def _now(device: torch.device) -> float:
 def _tokens(text: Sequence[int], vocabulary: int) -> tuple[torch.Tensor, list[int]]:
     """Returns tokens of the context and of the rows: of a text, or without one from the whole vocabulary.
 
-    The vocabulary's first tokens, which are special tokens and single bytes, may wake other experts than a
-    text.
+    The vocabulary's first tokens, which are special tokens and single bytes, may wake other experts than a text.
     """
     most = max(ROWS)
     if len(text) >= CONTEXT + most and max(text) < vocabulary:  # a given tokenizer may be another model's

@@ -34,25 +34,15 @@ TABLES = ("passes", "levels", "feeds")
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds on one machine, by tokens of the prefix and rows of the pass.
+    """Seconds on one machine, by tokens of the prefix and rows of the pass."""
 
-    Attributes:
-        key: All that costs depend on: model, drafter, dtype, device, attention, threads; absent names do
-            not matter.
-        source: How they were measured, or from which rows they were taken.
-        passes: A target pass, including draw and walk.
-        levels: One draft level: forward, head, top-k, scores; empty without a drafter.
-        feeds: Feeding observed tokens into the drafter's cache and reading the root's candidates; empty
-            without one.
-        host: The rest of a step: proposing and observing.
-    """
-
+    # All that costs depend on: model, drafter, dtype, device, attention, threads; absent names do not matter.
     key: Mapping[str, str]
-    source: str
-    passes: Grid
-    levels: Grid
-    feeds: Grid
-    host: float = 0.0
+    source: str  # how they were measured, or from which rows they were taken
+    passes: Grid  # a target pass, including draw and walk
+    levels: Grid  # one draft level: forward, head, top-k, scores; empty without a drafter
+    feeds: Grid  # feeding observed tokens into the drafter's cache and reading the root's candidates; empty without one
+    host: float = 0.0  # the rest of a step: proposing and observing
 
     def verify(self, rows: int, prefix: int) -> float:
         """Returns the seconds of a target pass."""
@@ -90,7 +80,9 @@ class Costs:
         table: dict[str, Any] = {"unit": "ms", "key": dict(self.key), "source": self.source}
         for name in TABLES:
             grid = sorted(getattr(self, name).items())
-            table[name] = {str(prefix): _milliseconds(row) for prefix, row in grid}
+            table[name] = {}
+            for prefix, row in grid:
+                table[name][str(prefix)] = {str(rows): round(1e3 * spent, 4) for rows, spent in sorted(row.items())}
         table["host"] = round(1e3 * self.host, 4)
         path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
@@ -126,10 +118,6 @@ def _table_of(title: str, grid: Grid) -> list[str]:
     return lines
 
 
-def _milliseconds(row: Mapping[int, float]) -> dict[str, float]:
-    return {str(rows): round(1e3 * seconds, 4) for rows, seconds in sorted(row.items())}
-
-
 def _grid(table: dict[str, Any], where: str) -> Grid:
     grid: dict[int, dict[int, float]] = {}
     for prefix, row in table.items():
@@ -154,11 +142,10 @@ def _seconds(milliseconds: Any, where: str) -> float:
 def curve(grid: Grid, prefix: int) -> list[tuple[int, float]]:
     """Returns (rows, seconds) at this prefix for all rows of the table, never negative.
 
-    Costs are linear between measured points and beyond them, with three rules.  Below the shortest prefix
-    they are at least half of that prefix's costs, and below the fewest rows at least half of theirs,
-    because extrapolation would reach zero.  They never fall with rows or prefix, because noise only adds
-    time.  A slow machine has no time to measure all rows at each prefix: beyond the measured rows, costs
-    grow as at the prefix with most rows.
+    Costs are linear between measured points and beyond them, with three rules.  Below the shortest prefix they are at
+    least half of that prefix's costs, and below the fewest rows at least half of theirs, because extrapolation would
+    reach zero.  They never fall with rows or prefix, because noise only adds time.  A slow machine has no time to
+    measure all rows at each prefix: beyond the measured rows, costs grow as at the prefix with most rows.
     """
     lengths = sorted(grid)
     fullest = sorted(max(grid.values(), key=len).items())
@@ -215,14 +202,7 @@ class LiveCosts:
     def __init__(
         self, costs: Costs, frozen: bool = False, measure: Callable[[int, float], Costs] | None = None
     ) -> None:
-        """Begins with measured costs.
-
-        Args:
-            costs: The costs.
-            frozen: True if they stay fixed.
-            measure: (prefix, seconds) -> the costs with those at one more prefix, measured in about so many
-                seconds.
-        """
+        """measure: (prefix, seconds) -> the costs with those at one more prefix, measured in about so many seconds"""
         self.costs = costs
         self.frozen = frozen
         self.measure = measure

@@ -23,17 +23,11 @@ Probabilities = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class NodePredictions:
-    """The experts' predictions for one node.
+    """The experts' predictions for one node."""
 
-    Attributes:
-        longest: Length of the text's longest context, in tokens.
-        row: True if the matrix has a row.
-        probabilities: By successor.
-    """
-
-    longest: int
-    row: bool
-    probabilities: Mapping[int, Probabilities]
+    longest: int  # length of the text's longest context, in tokens
+    row: bool  # True if the matrix has a row
+    probabilities: Mapping[int, Probabilities]  # by successor
 
 
 class ExpertWeights(Memory):
@@ -67,7 +61,6 @@ class ExpertWeights(Memory):
         """Announces that this tree is verified next.
 
         Args:
-            tree: The tree.
             predictions: By node, None for nodes that only the text predicts.
         """
         self._tree = tree

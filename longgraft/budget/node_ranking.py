@@ -29,68 +29,45 @@ ROW = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)  # probabilities of a m
 
 @dataclass(slots=True)
 class _Child:
-    """A successor of a node.
+    """A successor of a node."""
 
-    Attributes:
-        text: Its probability by the text.
-        drafter: Its probability by the drafter.
-        row: Its probability by the matrix row.
-        drafted: Its drafted node or -1.
-        origin: Its origin bits.
-    """
-
-    text: float = 0.0
-    drafter: float = 0.0
-    row: float = 0.0
-    drafted: int = -1
+    text: float = 0.0  # its probability by the text
+    drafter: float = 0.0  # its probability by the drafter
+    row: float = 0.0  # its probability by the matrix row
+    drafted: int = -1  # its drafted node or -1
     origin: int = 0
 
 
 @dataclass
 class _Drafted:
-    """A drafted tree prepared for the ranking.
+    """A drafted tree prepared for the ranking."""
 
-    Attributes:
-        children: By node, its children: (token, conditional probability, node).
-        rows: The matrix row of each expanded node, best first.
-        origin: Origin bits by node.
-        stage: As in `ProposalTree`.
-    """
-
+    # By node, its children: (token, conditional probability, node).
     children: dict[int, list[tuple[int, float, int]]] = field(default_factory=dict)
-    rows: dict[int, list[int]] = field(default_factory=dict)
-    origin: list[int] = field(default_factory=list)
-    stage: int | None = None
+    rows: dict[int, list[int]] = field(default_factory=dict)  # the matrix row of each expanded node, best first
+    origin: list[int] = field(default_factory=list)  # origin bits by node
+    stage: int | None = None  # as in `ProposalTree`
 
 
 @dataclass(slots=True)
 class _Node:
-    """A ranked node.
+    """A ranked node."""
 
-    Attributes:
-        path: Its tokens below the root.
-        place: Its node in the drafted tree or -1.
-        longest: Length of its longest context, in tokens.
-        predictions: What the experts predict for its children, if some are drafted.
-    """
-
-    path: tuple[int, ...]
-    place: int
-    longest: int = 0
-    predictions: NodePredictions | None = None
+    path: tuple[int, ...]  # its tokens below the root
+    place: int  # its node in the drafted tree or -1
+    longest: int = 0  # length of its longest context, in tokens
+    predictions: NodePredictions | None = None  # what the experts predict for its children, if some are drafted
 
 
 class RankedProposer:
     """Proposes the `budget` most probable nodes of all that a drafter and the memories predict.
 
-    A node's successors are the drafter's, those that followed its path's contexts in the text, and next to
-    drafted ones the matrix row's.  Their probabilities are mixed (`ExpertWeights`); a path's probability is
-    the product.
+    A node's successors are the drafter's, those that followed its path's contexts in the text, and next to drafted ones
+    the matrix row's.  Their probabilities are mixed (`ExpertWeights`); a path's probability is the product.
 
     Args:
         text: The text; None: it is not ranked.
-        drafter: What proposes nodes with probabilities (nodes without are left out); None: only the text is
-            ranked.
+        drafter: What proposes nodes with probabilities (nodes without are left out); None: only the text is ranked.
         rows: The matrix; None: none is used, and no top-k is wanted.
         clock: What measures the parts of a step.
         pool: Drafted nodes, as a multiple of the tree's nodes: more than 1 if they cost nothing.
@@ -124,12 +101,7 @@ class RankedProposer:
         return self.rank(ask, None if self.drafter is None else self.draft(ask))
 
     def draft(self, ask: Ask, pruning: PruningPolicy | None = None) -> ProposalTree:
-        """Returns the drafted nodes that are ranked for a tree of this budget.
-
-        Args:
-            ask: What is proposed.
-            pruning: The pruning policy; None: the drafter's own one.
-        """
+        """Returns the drafted nodes that are ranked for a tree of this budget; pruning: None: the drafter's own one."""
         assert self.drafter is not None
         drafted = replace(ask, budget=self.pool * (ask.budget - 1) + 1, pruning=pruning)
         return on_host(self.drafter.propose(drafted))
@@ -144,12 +116,9 @@ class RankedProposer:
         """Returns the tree of the most probable nodes.
 
         Args:
-            ask: What is proposed.
             drafted: Drafted nodes, which are ranked beside the text's; None: only the text's.
-            floors: By number of nodes so far, the probability that the next one must exceed; None: 0 for
-                each.
-            count: Takes the probabilities of the best nodes, the root first, and returns how many of them
-                are kept.
+            floors: By number of nodes so far, the probability that the next one must exceed; None: 0 for each.
+            count: Takes the probabilities of the best nodes, the root first, and returns how many of them are kept.
         """
         floors = [0.0] * ask.budget if floors is None else floors
         with self.clock.part("merge"):

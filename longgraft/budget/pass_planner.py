@@ -21,26 +21,18 @@ REPRICED_EVERY = 16  # tokens of prefix after which prices are computed again; c
 
 @dataclass(frozen=True, eq=False)
 class Bid:
-    """The state of one request when it enters a plan.
+    """The state of one request when it enters a plan."""
 
-    Attributes:
-        ask: The proposal that it is asked for.
-        estimates: What its earlier steps have shown.
-        beam: Nodes that a level of its drafter feeds; 0: its source, if any, has no levels.
-        waiting: Observed tokens that wait for its drafter.
-    """
-
-    ask: Ask
-    estimates: AcceptanceEstimates
-    beam: int = 0
-    waiting: int = 1
+    ask: Ask  # the proposal that it is asked for
+    estimates: AcceptanceEstimates  # what its earlier steps have shown
+    beam: int = 0  # nodes that a level of its drafter feeds; 0: its source, if any, has no levels
+    waiting: int = 1  # observed tokens that wait for its drafter
 
 
 class PricedPass:
     """The plan of one pass (`PassPlan`).
 
     Attributes:
-        prices: Prices of the pass.
         rate: Tokens per second of all requests, by which seconds become tokens.
         credit: Seconds that the pass may be expected to lose, of all requests together.
         drafting: Requests that draft together, once that is decided.
@@ -48,13 +40,7 @@ class PricedPass:
     """
 
     def __init__(self, prices: Prices, bids: Sequence[Bid], costs: LiveCosts) -> None:
-        """Plans a pass.
-
-        Args:
-            prices: Its prices.
-            bids: Its requests.
-            costs: What learns the seconds of the pass.
-        """
+        """Plans a pass; costs: what learns its seconds."""
         self.prices = prices
         self.rate = fmean(bid.estimates.rate(prices.token) for bid in bids)
         self.credit = sum(bid.estimates.credit(prices.token) for bid in bids)
@@ -126,8 +112,7 @@ class PricedPass:
     def timed(self, rows: int | None, seconds: float) -> None:
         """Learns how long the shared pass took, when all requests of the plan have told their rows in it.
 
-        Nothing is learnt if prompts were read in it, or if a request ended with it or cannot tell its rows
-        (None).
+        Nothing is learnt if prompts were read in it, or if a request ended with it or cannot tell its rows (None).
         """
         self._rows.append(rows)
         self._seconds = min(self._seconds, seconds)  # some waited longer for the others

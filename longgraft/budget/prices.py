@@ -17,10 +17,8 @@ class Prices:
 
     Attributes:
         plain: Seconds of a plain pass, divided by the number of requests.
-        token: Seconds that a token is worth to plain decoding: as `plain`, without rows of prompts that are
-            being read.
-        seconds: By number of nodes beyond the roots, of all requests together: the seconds beyond the plain
-            pass.
+        token: Seconds that a token is worth to plain decoding: as `plain`, without rows of prompts that are being read.
+        seconds: By number of nodes beyond the roots, of all requests together: the seconds beyond the plain pass.
     """
 
     def __init__(
@@ -49,8 +47,7 @@ class Prices:
     def floors(self, budget: int) -> np.ndarray:
         """Returns, by number of nodes of one request's tree, root included, the least cost of each further node.
 
-        That is in seconds per node, over all larger trees of the budget, while the other requests have one
-        row each.
+        That is in seconds per node, over all larger trees of the budget, while the other requests have one row each.
         """
         if budget not in self._floors:
             seconds = self.seconds[:budget]
@@ -79,8 +76,7 @@ class Prices:
     def best(self, probabilities: Sequence[Sequence[float]], rate: float, credit: float) -> list[int]:
         """Returns how many of its nodes each request verifies, so that all together gain most beyond their price.
 
-        What is lost if the requests' best nodes are wrong, times the probability of that, is within the
-        credit.
+        What is lost if the requests' best nodes are wrong, times the probability of that, is within the credit.
 
         Args:
             probabilities: For each request those of its nodes, without the root, best first.

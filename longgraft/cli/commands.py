@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -35,10 +35,7 @@ def command(
 
     Args:
         app: What the command is added to.
-        name: Name of the command.
-        example: Example in --help.
         panel: Heading of the command in the list of commands.
-        base: The command's own defaults.
         without: Options that it does not have.
         saved: Maps flags to the options of an earlier run, which override only the defaults.
     """
@@ -70,14 +67,15 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
         texts = {name: arguments.pop(name) for name in typed}
         flags = {name: _flagged(typed[name], text) for name, text in texts.items() if text not in (None, [])}
         earlier = saved(flags) if saved else {}
-        values = {**base, **earlier, **_filed(path, known), **flags}
+        filed = {} if path is None else named(known, read_table(path), str(path))
+        values = {**base, **earlier, **filed, **flags}
         for name, group in groups.items():
             arguments[name] = group(**{key: value for key, value in values.items() if key in options(group)})
         return function(**arguments)
 
     keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.name not in groups]
     if typed:
-        keywords.append(_keyword("config", Annotated[Optional[Path], FILE]))  # noqa: UP045
+        keywords.append(_keyword("config", Annotated[Path | None, FILE]))
     for name, option in typed.items():
         keywords.append(_keyword(name, _annotation(option, base.get(name, option.default), titles[name])))
     adapted.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
@@ -85,29 +83,17 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
     return adapted
 
 
-def _filed(path: Path | None, known: Mapping[str, Option]) -> Values:
-    if path is None:
-        return {}
-    return named(known, read_table(path), str(path))
-
-
 def _keyword(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
 def _annotation(option: Option, default: Any, panel: str) -> Any:
-    """Returns the annotation for typer, which passes texts on; the option parses them.
-
-    Args:
-        option: The option.
-        default: Its default.
-        panel: Its heading in --help.
-    """
+    """Returns the annotation for typer, which passes texts on; the option parses them."""
     about: dict[str, Any] = {"help": option.help_text(default), "rich_help_panel": panel}
     if option.kind is bool:
-        return Annotated[Optional[bool], typer.Option(option.switch, **about)]  # noqa: UP045
+        return Annotated[bool | None, typer.Option(option.switch, **about)]
     kind = next(name for name in METAVARS if name in str(option.kind))
-    wanted: Any = Optional[list[str]] if option.many else Optional[str]  # noqa: UP045
+    wanted: Any = list[str] | None if option.many else str | None
     metavar = option.metavar or METAVARS["str" if option.many else kind]
     return Annotated[wanted, typer.Option(option.switch, metavar=metavar, **about)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -39,19 +39,17 @@ def add(
         typer.Argument(help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them."),
     ],
     model: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             help="Model with the tokenizer: a name of `longgraft models`, folder, GGUF file or hub id; default: "
             "the embedded."
         ),
     ] = None,
     endings: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar=".A,.B", help="In folders, take only files with these endings."),
+        str | None, typer.Option(metavar=".A,.B", help="In folders, take only files with these endings.")
     ] = None,
     most: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, help="Keep at most this many tokens, the newest; default: all."),
+        int | None, typer.Option(min=1, help="Keep at most this many tokens, the newest; default: all.")
     ] = None,
 ) -> None:
     """Add files to the end of a corpus. Running requests keep the old corpus; later ones read the new one."""

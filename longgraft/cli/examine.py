@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,7 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="One object on stdout.")]
 @looking.command("methods", epilog="Example: longgraft methods; then longgraft methods graft-x", rich_help_panel=PANEL)
 def methods(
     names: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Argument(metavar="NAME", help="Methods, or FILE.py:OBJECT of your own, to describe in full."),
     ] = None,
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,7 +49,7 @@ OrEmbedded = Annotated[
         help="If the model cannot be fetched, say so and let the embedded toy continue the prompt as plain text.",
     ),
 ]
-Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the prompt is standard input.")]  # noqa: UP045
+Source = Annotated[str | None, typer.Argument(metavar="[-]", help="-: the prompt is standard input.")]
 
 
 @dataclass(frozen=True)
@@ -73,23 +73,14 @@ class Shown(Checked):
 
 @dataclass(frozen=True)
 class Answers:
-    """One way of answering, for many prompts.
-
-    Attributes:
-        session: The session.
-        settings: Its settings, with the method that was chosen in the end.
-        sampling: Sampling of the answers.
-        ends: What ends an answer.
-        compare: True if each answer is compared with plain decoding.
-        prediction: Text that the answers may repeat; None: none.
-    """
+    """One way of answering, for many prompts."""
 
     session: Session
-    settings: Settings
+    settings: Settings  # its settings, with the method that was chosen in the end
     sampling: Sampling
     ends: StopSettings
-    compare: bool
-    prediction: str | None = None
+    compare: bool  # True if each answer is compared with plain decoding
+    prediction: str | None = None  # text that the answers may repeat; None: none
 
     def answer(self, ids: Sequence[int]) -> dict[str, Any]:
         """Returns one answer, with its report."""
@@ -238,13 +229,7 @@ def _check_together(given: PromptOptions, draw: SamplingSettings, shape: LogitSe
 
 
 def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Session, Loaded]:
-    """Returns a session, and what it was made from.
-
-    Args:
-        pair: Target and drafter.
-        settings: Settings of the session.
-        tell: Print the choices on stderr.
-    """
+    """Returns a session, and what it was made from; tell: print the choices on stderr."""
     from longgraft.loading import open_session as opened
 
     return opened(pair.model, pair.drafter, settings, tell)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -45,9 +45,8 @@ class RunOptions(Checked):
     )
     ray: str | None = option(
         None,
-        "Workers on a Ray cluster: auto, HOST:PORT, or local to start one here. "
-        "Models, heads and calibrations given as paths must be there on every "
-        "node; prompts are read here",
+        "Workers on a Ray cluster: auto, HOST:PORT, or local to start one here. Models, heads and calibrations given "
+        "as paths must be there on every node; prompts are read here",
         metavar="ADDRESS",
     )
     dry_run: bool = option(False, "Print the options as TOML and the plan, and stop")
@@ -117,15 +116,14 @@ def ablate(
         str,
         typer.Argument(
             metavar="WHICH",
-            help="components, ranking, spending, placement, "
-            "template, budget, warmup or thresholds; "
-            "field: all methods.",
+            help="components, ranking, spending, placement, template, budget, warmup or thresholds; field: all "
+            "methods.",
         ),
     ],
     config: SweepConfig,
     running: RunOptions,
     warmup_prompts: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(help="For the ablation warmup: JSONL of conversations that are in none of the suites."),
     ] = None,
 ) -> None:
@@ -197,8 +195,7 @@ def diagnosed(
 def plot(
     folder: Annotated[Path, typer.Argument(help="The --out folder of a sweep.")],
     label: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(metavar="METHOD=LABEL", help="Legend; methods without one are left out."),
+        list[str] | None, typer.Option(metavar="METHOD=LABEL", help="Legend; methods without one are left out.")
     ] = None,
     suffix: Annotated[str, typer.Option(help=".svg, .png or .pdf")] = ".svg",
 ) -> None:
@@ -249,7 +246,7 @@ def costs(
     pair: Pair,
     timing: Timing,
     folder: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Argument(help="Folder of a sweep of ar, eagle3 and graft; without one they are measured here."),
     ] = None,
 ) -> None:

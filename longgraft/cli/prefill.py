@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ prefilling = typer.Typer()
 
 EXAMPLE = "longgraft prefill handbook.md --save handbook.prefix"
 Sources = Annotated[
-    Optional[list[str]],  # noqa: UP045
+    list[str] | None,
     typer.Argument(
         metavar="[FILE]...", help="Text files that prompts will begin with, like --prompt-file; -: standard input."
     ),

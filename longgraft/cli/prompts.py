@@ -21,15 +21,10 @@ UNREAD = ("tools", "functions", "system")  # keys that would change the prompt, 
 
 @dataclass(frozen=True)
 class GivenPrompt:
-    """A prompt of a user.
+    """A prompt of a user."""
 
-    Attributes:
-        prompt: Text, chat messages or token ids.
-        name: The row's id or number; "" for a single prompt.
-    """
-
-    prompt: str | list[int] | list[dict[str, Any]]
-    name: str = ""
+    prompt: str | list[int] | list[dict[str, Any]]  # text, chat messages or token ids
+    name: str = ""  # the row's id or number; "" for a single prompt
 
     @property
     def chat(self) -> list[dict[str, Any]]:
@@ -98,9 +93,8 @@ class PromptOptions(Checked):
             flags = " and ".join("--" + name.replace("_", "-") for name in sources)
             several = f"{flags} were" if sources else "No prompt was"
             raise ValueError(
-                f"{several} given. Give one of --prompt TEXT, --prompt-file FILE (or several; "
-                "--prompt is then the request after them), - (standard input), --messages FILE, "
-                "--prompt-ids FILE, and --prompts FILE."
+                f"{several} given. Give one of --prompt TEXT, --prompt-file FILE (or several; --prompt is then the "
+                "request after them), - (standard input), --messages FILE, --prompt-ids FILE, and --prompts FILE."
             )
         prompts = rows(self.prompts) if self.prompts else [GivenPrompt(self._single())]
         if not prompts[0].prompt:  # rows of --prompts are never empty

@@ -7,7 +7,6 @@ import socket
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -15,9 +14,6 @@ from longgraft.cli.commands import command
 from longgraft.cli.generate import open_session
 from longgraft.config.settings import Pair, Settings
 from longgraft.serve.options import KEY_VARIABLE, Replicas, Serving
-
-if TYPE_CHECKING:
-    from longgraft.engine.session import Session
 
 serving = typer.Typer()
 
@@ -43,7 +39,12 @@ def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> 
     with ExitStack() as stack:
         if place.ray is None:
             session, _ = open_session(pair, settings, tell=True)
-            _say_defaults(session)
+            temperature = session.defaults.temperature
+            if temperature:  # generation_config.json decides how requests without one are answered
+                _say(
+                    f"requests without a temperature are sampled at {temperature:g}, as generation_config.json says; "
+                    "those with temperature 0 are greedy"
+                )
             app = make_app(session, serving)
         else:
             application = f"longgraft-{socket.gethostname()}-{listens.getsockname()[1]}"
@@ -61,16 +62,6 @@ def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> 
         with suppress(KeyboardInterrupt):
             run(app, listens, say_ready)
     _say("ended")
-
-
-def _say_defaults(session: Session) -> None:
-    """Says how requests without a temperature are answered, if generation_config.json decides it."""
-    temperature = session.defaults.temperature
-    if temperature:
-        _say(
-            f"requests without a temperature are sampled at {temperature:g}, as generation_config.json "
-            "says; those with temperature 0 are greedy"
-        )
 
 
 def _say(text: str) -> None:

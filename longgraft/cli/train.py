@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -17,9 +17,8 @@ EMBEDDED = "embedded"
 
 train = typer.Typer(
     no_args_is_help=True,
-    help="Train a drafter, extend one to long prompts, or train a "
-    "small target. The same command again resumes; several GPUs: "
-    "torchrun --no-python.",
+    help="Train a drafter, extend one to long prompts, or train a small target. The same command again resumes; "
+    "several GPUs: torchrun --no-python.",
 )
 heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 heads; export one to another layout.")
 
@@ -29,33 +28,24 @@ Data = Annotated[
         help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them; repeatable."
     ),
 ]
-Valid = Annotated[
-    Optional[list[Path]],  # noqa: UP045
-    typer.Option(help="Validation text that is not in --data; repeatable."),
-]
+Valid = Annotated[list[Path] | None, typer.Option(help="Validation text that is not in --data; repeatable.")]
 Out = Annotated[Path, typer.Option(help="Folder of the run: checkpoints, log.jsonl, the result.")]
-RecipeFile = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Option(help="JSON or TOML file, or a shipped one: embedded_target, ..."),
-]
-Tokens = Annotated[Optional[str], typer.Option(help="Training tokens, e.g. 100m.")]  # noqa: UP045
-Device = Annotated[Optional[str], typer.Option(help="Default: a GPU if there is one.")]  # noqa: UP045
+RecipeFile = Annotated[Path | None, typer.Option(help="JSON or TOML file, or a shipped one: embedded_target, ...")]
+Tokens = Annotated[str | None, typer.Option(help="Training tokens, e.g. 100m.")]
+Device = Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")]
 Dtype = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(help="Number type of the frozen target: float32, bfloat16, float16; default: bfloat16 on a GPU."),
 ]
-Rate = Annotated[
-    Optional[float],  # noqa: UP045
-    typer.Option(help="Peak learning rate of AdamW; Muon takes ten times that."),
-]
+Rate = Annotated[float | None, typer.Option(help="Peak learning rate of AdamW; Muon takes ten times that.")]
 Minutes = Annotated[
-    Optional[float],  # noqa: UP045
+    float | None,
     typer.Option(
         min=0, help="Minutes after which the result is written, loading included; the schedule follows this clock."
     ),
 ]
 Model = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(help="The target: a name of `longgraft models`, folder, GGUF file or hub id; default: the embedded."),
 ]
 
@@ -70,11 +60,11 @@ def train_target(
     recipe: RecipeFile = None,
     tokens: Tokens = None,
     tokenizer: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(help="The tokenizer of this model, named like --teacher; default: the teacher's, or one learnt."),
     ] = None,
     teacher: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             help="A model to learn the distributions of: embedded, a name of `longgraft models`, folder, GGUF "
             "file or hub id."
@@ -148,8 +138,7 @@ def train_extend(
     to: Annotated[str, typer.Option(help="Positions, e.g. 64k.")] = "64k",
     model: Model = None,
     original: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Length the head was trained at; default: what its config says."),
+        str | None, typer.Option(help="Length the head was trained at; default: what its config says.")
     ] = None,
     valid: Valid = None,
     recipe: RecipeFile = None,
@@ -197,20 +186,18 @@ def train_regenerate(
     out: Annotated[Path, typer.Option(help="JSONL to write; the same command again continues it.")],
     model: Model = None,
     prompts: Annotated[
-        Optional[list[Path]],  # noqa: UP045
-        typer.Option(help="Chats or texts whose user turns are answered; repeatable."),
+        list[Path] | None, typer.Option(help="Chats or texts whose user turns are answered; repeatable.")
     ] = None,
     magpie: Annotated[bool, typer.Option("--magpie", help="The model invents requests (arXiv 2406.08464).")] = False,
     documents: Annotated[
-        Optional[list[Path]],  # noqa: UP045
-        typer.Option(help="Texts to summarise, quote, rewrite, explain, edit; repeatable."),
+        list[Path] | None, typer.Option(help="Texts to summarise, quote, rewrite, explain, edit; repeatable.")
     ] = None,
     continued: Annotated[
-        Optional[list[Path]],  # noqa: UP045
+        list[Path] | None,
         typer.Option("--continue", help="Texts of which the model continues excerpts, without a chat; repeatable."),
     ] = None,
     exclude: Annotated[
-        Optional[list[Path]],  # noqa: UP045
+        list[Path] | None,
         typer.Option(help="JSONL rows of evaluation sets: requests that share eight words in a row are dropped."),
     ] = None,
     tokens: Annotated[str, typer.Option(help="Answer tokens, e.g. 4m.")] = "1m",

@@ -20,13 +20,9 @@ PREFIXES = ("a/", "b/", "c/", "i/", "o/", "w/", "1/", "2/")
 
 @dataclass(frozen=True)
 class Names:
-    """The names of a file in the headers of a diff, as they are written there.
+    """The names of a file in the headers of a diff, as they are written there."""
 
-    Attributes:
-        both: The names in the line `diff --git`, which has them also if the file is made or removed.
-    """
-
-    both: str = ""
+    both: str = ""  # the names in the line `diff --git`, which has them also if the file is made or removed
     old: str = ""
     new: str = ""
 

@@ -1,7 +1,6 @@
 """Completes code from a repository: gathers snippets, lays out a prompt, and decodes to the end of the line or block.
 
-With the layout next-edit the model rewrites the lines around the cursor, and the completion is what it
-changed.
+With the layout next-edit the model rewrites the lines around the cursor, and the completion is what it changed.
 
 The text is cut here where the line or block ends; the decoded tokens are the same either way.
 """
@@ -27,7 +26,7 @@ from longgraft.completion.prompt.next_edit import NextEditLayout
 from longgraft.completion.prompt.stable_order import ANEW, STEADY, place
 from longgraft.completion.repository.files import repository
 from longgraft.completion.retrieval.gather import Gathered, gather
-from longgraft.completion.snippets import LINE_END, Cursor, Snippet
+from longgraft.completion.snippets import LINE_END, Cursor, Snippet, common
 from longgraft.completion.stopping import Ending
 from longgraft.completion.window import Edit, RewriteEnding, Window
 from longgraft.engine.encoder import stop_strings
@@ -49,12 +48,10 @@ class Completion:
         text: The text that follows the cursor, with the file's line ends; of a next edit, the new lines.
         generation: All decoded tokens, to the end of the step in which the completion ended.
         ended: line, block, or the generation's finish reason.
-        cursor: The cursor.
         prompt: What the model read.
         gathered: The snippets from which the prompt's were chosen.
         seconds: Durations: gather, layout, first (from the call to the first token) and total.
-        edit: The edit, with the layout next-edit; None if the model changes nothing or did not come to an
-            end.
+        edit: The edit, with the layout next-edit; None if the model changes nothing or did not come to an end.
     """
 
     text: str
@@ -101,8 +98,7 @@ _LAST: WeakKeyDictionary[Session, _Last] = WeakKeyDictionary()
 class Completer:
     """A completer of code with one session.
 
-    A prompt shares the longest possible beginning with the last prompt of its file, so that only the rest is
-    read.
+    A prompt shares the longest possible beginning with the last prompt of its file, so that only the rest is read.
     """
 
     def __init__(self, session: Session) -> None:
@@ -122,7 +118,6 @@ class Completer:
         Args:
             root: Folder of the repository, from whose files snippets are gathered.
             cursor: File, text before and text after the cursor.
-            options: Settings of the completion.
             sampling: How tokens are drawn; None: greedily.
             tell: Called with each piece of text that is final; of a next edit, once with the new lines.
 
@@ -144,7 +139,12 @@ class Completer:
             prompt.ids, limit, sampling, options.stop, tuple(eos), prediction=prompt.prediction or None
         )
         ending = rewrite or Ending(options.until, _with_unified_ends(cursor), prompt.form == "fim")
-        text = _CompletionText(ending, prompt.held, _keep if rewrite else _with_ends(tell, cursor.line_end))
+
+        def tell_more(text: str) -> None:
+            if rewrite is None:  # what a rewritten window changes is known at its end
+                tell(text.replace("\n", cursor.line_end))
+
+        text = _CompletionText(ending, prompt.held, tell_more)
         generation = text.step_through(request)
         seconds |= {"first": text.first - started, "total": time.perf_counter() - started}
         ended = options.until if text.ended else generation.finish_reason
@@ -184,7 +184,9 @@ class Completer:
         gathered = gather(root, cursor, tokens)
         key = (root, cursor.path)
         before = [snippet for snippet in used.pop(key, ()) if self._kept and _is_there(root, snippet)]
-        snippets = (*gathered.snippets, *_not_gathered(before, gathered.snippets))
+        now = set(map(place, gathered.snippets))
+        kept = [replace(snippet, why=KEPT) for snippet in before if place(snippet) not in now]
+        snippets = (*gathered.snippets, *kept)
         gathered_at = time.perf_counter()
         prompt = layouts[form].lay_out(cursor, snippets, tokens, root.name, before)
         if form == NEXT_EDIT:
@@ -241,24 +243,9 @@ def _is_there(root: Path, snippet: Snippet) -> bool:
     return "\n".join(lines) + "\n" == snippet.text
 
 
-def _not_gathered(before: Sequence[Snippet], snippets: Sequence[Snippet]) -> list[Snippet]:
-    """Returns the snippets of the last prompt that were not gathered again."""
-    now = set(map(place, snippets))
-    return [replace(snippet, why=KEPT) for snippet in before if place(snippet) not in now]
-
-
 def _with_unified_ends(cursor: Cursor) -> Cursor:
     """Returns the cursor in a text with line ends \\n, which models know."""
     return replace(cursor, before=LINE_END.sub("\n", cursor.before), after=LINE_END.sub("\n", cursor.after))
-
-
-def _with_ends(tell: Callable[[str], None], end: str) -> Callable[[str], None]:
-    """Returns a function that tells text with a file's line end."""
-    return lambda text: tell(text.replace("\n", end))
-
-
-def _keep(text: str) -> None:
-    """Tells nothing of a rewritten window: what it changes is known at its end."""
 
 
 class _CompletionText:
@@ -310,11 +297,7 @@ class _CompletionText:
 
     def _completed(self) -> str:
         """Returns the decoded text without the held blanks, which the model repeats."""
-        same = next(
-            (n for n, (text, blank) in enumerate(zip(self.raw, self.held, strict=False)) if text != blank),
-            min(len(self.raw), len(self.held)),
-        )
-        return self.raw[same:]
+        return self.raw[common(self.raw, self.held) :]
 
     def _send(self, end: int) -> None:
         if end > self._sent:
@@ -341,16 +324,12 @@ def complete(
     """Completes code at a cursor in a file of a repository.
 
     Args:
-        repo: The repository's root folder.
         file: The file: absolute, relative to the root, or relative to the current folder.
         line: The cursor's line, counted from 1.
         column: The cursor's column, counted from 1; None: the line's end.
-        session: From `load`; None: one of the embedded pair, or of the model, drafter and `Settings` in
-            options.
+        session: From `load`; None: one of the embedded pair, or of the model, drafter and `Settings` in options.
         text: The file's unsaved text; None: the file is read.
         until: line, block (by indentation or braces) or stop: the model's end, stop strings, max_new_tokens.
-        stop: Stop strings.
-        max_new_tokens: Most tokens of the completion.
         tokens: Most tokens of the prompt.
         layout: Layout of the prompt: fim, left-to-right, auto, or next-edit, with which the model rewrites
             the lines around the cursor; `Completion.edit` is the result.
@@ -362,8 +341,7 @@ def complete(
         The completion.
 
     Raises:
-        ValueError: there is no such place in the repository, the file may hold secrets, or an option is
-            wrong.
+        ValueError: there is no such place in the repository, the file may hold secrets, or an option is wrong.
 
     Examples:
         >>> import longgraft

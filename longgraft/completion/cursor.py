@@ -100,9 +100,8 @@ def _cut(path: str, text: str, line: int, column: int | None) -> Cursor:
         column = len(text_of_line) + 1
     if not 1 <= column <= len(text_of_line) + 1:
         raise ValueError(
-            f"Line {line:,} of {path} has {len(text_of_line):,} characters, and column "
-            f"{column:,} was asked for. Columns are counted from 1; {len(text_of_line) + 1:,} "
-            "is behind the last character."
+            f"Line {line:,} of {path} has {len(text_of_line):,} characters, and column {column:,} was asked for. "
+            f"Columns are counted from 1; {len(text_of_line) + 1:,} is behind the last character."
         )
     at = starts[line - 1] + column - 1
     return Cursor(path, text[:at], text[at:])

@@ -18,9 +18,8 @@ class CompletionOptions(Checked):
 
     until: str = option(
         "block",
-        "Where the completion ends: with the line, with the block that the cursor "
-        "stands in, or only where the model does. A next edit ends with its first change, or "
-        "with the model",
+        "Where the completion ends: with the line, with the block that the cursor stands in, or only where the model "
+        "does. A next edit ends with its first change, or with the model",
         choices=("line", "block", "stop"),
     )
     max_new_tokens: int = like(

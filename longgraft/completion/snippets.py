@@ -13,17 +13,13 @@ LINE_END = re.compile(r"\r\n|\r|\n")
 
 @dataclass(frozen=True)
 class Change:
-    """A recent change: lines of a file, and those that took their place.
-
-    Attributes:
-        before, after: Lines without their ends, also unchanged ones around those that changed.
-        line: Number of the first line of `after` in the file as it is now, from 1.
-    """
+    """A recent change: lines of a file, and those that took their place."""
 
     path: str
+    # before, after: Lines without their ends, also unchanged ones around those that changed.
     before: tuple[str, ...]
     after: tuple[str, ...]
-    line: int
+    line: int  # number of the first line of `after` in the file as it is now, from 1
 
     @cached_property
     def same(self) -> int:
@@ -47,20 +43,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place in a file.
+    """A place in a file."""
 
-    Attributes:
-        path: The file's path from the repository's root, with forward slashes.
-        before, after: Its text around the cursor.
-        changes: Recent changes, the last one last; a next edit is predicted from them.
-        bom: The file's byte order mark, which models do not see; "" if it has none.
-    """
-
-    path: str
+    path: str  # the file's path from the repository's root, with forward slashes
+    # before, after: Its text around the cursor.
     before: str
     after: str
-    changes: tuple[Change, ...] = ()
-    bom: str = ""
+    changes: tuple[Change, ...] = ()  # recent changes, the last one last; a next edit is predicted from them
+    bom: str = ""  # the file's byte order mark, which models do not see; "" if it has none
 
     @property
     def text(self) -> str:
@@ -76,19 +66,13 @@ class Cursor:
 
 @dataclass(frozen=True)
 class Snippet:
-    """Whole lines of a file.
-
-    Attributes:
-        first_line: Counted from 1.
-        why: The reason for the choice, in words for people: "like the lines before the cursor (0.12)".
-        worth: Estimated usefulness; only its order matters.
-    """
+    """Whole lines of a file."""
 
     path: str
     text: str
-    first_line: int = 1
-    why: str = ""
-    worth: float = 0.0
+    first_line: int = 1  # counted from 1
+    why: str = ""  # the reason for the choice, in words for people: "like the lines before the cursor (0.12)"
+    worth: float = 0.0  # estimated usefulness; only its order matters
 
     @property
     def last_line(self) -> int:
@@ -96,6 +80,6 @@ class Snippet:
 
 
 def common(first: Sequence[str], second: Sequence[str]) -> int:
-    """Returns the number of lines that both begin with."""
+    """Returns the number of lines, or of characters, that both begin with."""
     pairs = zip(first, second, strict=False)
     return next((n for n, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))

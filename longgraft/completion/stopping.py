@@ -1,7 +1,6 @@
 """Decides where a completion ends: with its line, with its block, or only where the model or a stop string ends it.
 
-If the model sees that the block goes on behind the cursor, only a statement is missing, and the completion is
-this one.
+If the model sees that the block goes on behind the cursor, only a statement is missing, and the completion is this one.
 
 It parses no language: strings and comments are recognized as most languages write them.
 """
@@ -33,42 +32,30 @@ DISTINCT = 4  # characters: a line of this length rarely occurs twice
 
 
 class Line(NamedTuple):
-    """A line of the cursor's line and the completion.
+    """A line of the cursor's line and the completion."""
 
-    Attributes:
-        start, end: Offsets in the completion, start below 0 for the cursor's own line.
-        shown: Stripped.
-        code: The same with strings and comments masked.
-        indent: In columns.
-        depth, after: Open brackets at the line's beginning and end.
-        whole: True if it has a line end.
-    """
-
+    # start, end: Offsets in the completion, start below 0 for the cursor's own line.
     start: int
     end: int
-    shown: str
-    code: str
-    indent: int
+    shown: str  # stripped
+    code: str  # the same with strings and comments masked
+    indent: int  # in columns
+    # depth, after: Open brackets at the line's beginning and end.
     depth: int
     after: int
-    whole: bool
+    whole: bool  # True if it has a line end
 
 
 @dataclass(frozen=True)
 class Ending:
     """The end of completions at one cursor.
 
-    If it does not, and the cursor's line goes on after the cursor, a block is that line: the completion joins
-    its rest.
-
-    Attributes:
-        until: line, block or stop.
-        seen: The prompt has the text after the cursor.
+    If it does not, and the cursor's line goes on after the cursor, a block is that line: the completion joins its rest.
     """
 
-    until: str
+    until: str  # line, block or stop
     cursor: Cursor
-    seen: bool = False
+    seen: bool = False  # the prompt has the text after the cursor
 
     def of(self, text: str) -> int | None:
         """Returns where the completion that begins with this text ends; None if it may go on."""
@@ -252,8 +239,7 @@ class Ending:
     def _braced(self, text: str) -> int | None:
         """Returns the end at the brace that closes the cursor's block, before the brace if the file has it already.
 
-        A block that the cursor's line opens ends with its own brace; code in no block ends so, too, or at a
-        blank line.
+        A block that the cursor's line opens ends with its own brace; code in no block ends so, too, or at a blank line.
         """
         masked = BRACED_MASKED.sub(_mask, text)
         depth = 0

@@ -1,7 +1,6 @@
 """The window that a next edit rewrites, and the edit that a rewritten window stands for.
 
-Next-edit models answer with the whole window, most of which stays as it is.  The edit is the lines that
-differ.
+Next-edit models answer with the whole window, most of which stays as it is.  The edit is the lines that differ.
 """
 
 from __future__ import annotations
@@ -61,17 +60,12 @@ class Edit:
 
 @dataclass(frozen=True)
 class Window:
-    """Lines around the cursor, without their ends.
-
-    Attributes:
-        first_line: Number of the first line, from 1.
-        following: The file's lines after the window.
-    """
+    """Lines around the cursor, without their ends."""
 
     path: str
-    first_line: int
+    first_line: int  # number of the first line, from 1
     lines: Lines
-    following: Lines = ()
+    following: Lines = ()  # the file's lines after the window
 
     @classmethod
     def around(cls, cursor: Cursor) -> Window:
@@ -98,9 +92,8 @@ class Window:
         return min((self._edit(old, lines) for lines in (new, self._without_following(new))), key=_size)
 
     def rejoined(self, text: str) -> str | None:
-        """Returns the rewritten window if the beginning of an answer shows it: after its first difference it
-        has come back to the window's lines, or it repeats what follows the window.  Returns None if it may go
-        on to change.
+        """Returns the rewritten window if the beginning of an answer shows it: after its first difference it has come
+        back to the window's lines, or it repeats what follows the window.  Returns None if it may go on to change.
 
         Lines after the place where it came back do not count, so steps of any length give the same window.
         """
@@ -154,16 +147,11 @@ class Window:
 
 @dataclass(frozen=True)
 class RewriteEnding:
-    """The end of the answer to a next edit; it has the methods of `stopping.Ending`.
+    """The end of the answer to a next edit; it has the methods of `stopping.Ending`."""
 
-    Attributes:
-        until: stop: where the model ends it; line and block: as soon as one edit is complete.
-        cuts: True if stop strings may end it within the window; False if they are tokens that end texts.
-    """
-
-    until: str
+    until: str  # stop: where the model ends it; line and block: as soon as one edit is complete
     window: Window
-    cuts: bool = False
+    cuts: bool = False  # True if stop strings may end it within the window; False if they are tokens that end texts
 
     def of(self, text: str) -> int | None:
         """Returns where the answer that begins with this text ends; None if it may go on."""

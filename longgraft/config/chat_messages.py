@@ -19,7 +19,6 @@ def chat_message(source: Any, where: str) -> dict[str, Any]:
 
     Args:
         source: A message such as {"role": "user", "content": "Hello"}.
-        where: Its place, for messages.
 
     Raises:
         ValueError: the role or the content is missing or of another kind.
@@ -29,7 +28,8 @@ def chat_message(source: Any, where: str) -> dict[str, Any]:
             f'{where} is a {type(source).__name__}; a message such as {{"role": "user", "content": "Hello"}} is needed.'
         )
     if not isinstance(source.get("role"), str):
-        raise ValueError(f"{where} has {_listed(source)}, and no role that is text. Add the role.")
+        found = ", ".join(map(str, source)) or "nothing"
+        raise ValueError(f"{where} has {found}, and no role that is text. Add the role.")
     message = {name: value for name, value in source.items() if value is not None}
     if message["role"] == "function":
         message["role"] = "tool"
@@ -72,7 +72,3 @@ def _with_parsed_arguments(call: Any) -> Any:
     if not isinstance(arguments, dict):
         return call
     return call | {"function": call["function"] | {"arguments": arguments}}
-
-
-def _listed(message: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, message)) or "nothing"

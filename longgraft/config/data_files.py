@@ -120,7 +120,6 @@ def read_text(path: str | os.PathLike[str], instead: str = "") -> str:
     """Returns the text of a UTF-8 file, with or without a byte order mark; *.gz is decompressed.
 
     Args:
-        path: The file.
         instead: What to do if it cannot be read, for the ValueError.
     """
     try:
@@ -131,12 +130,7 @@ def read_text(path: str | os.PathLike[str], instead: str = "") -> str:
 
 
 def read_table(path: Path, needed: Mapping[str, type | tuple[type, ...]] | None = None) -> dict[str, Any]:
-    """Returns the table in a TOML file (by its suffix) or a JSON file.
-
-    Args:
-        path: The file.
-        needed: Names that it must have, and the types of their values.
-    """
+    """Returns the table in a TOML (by its suffix) or JSON file; needed: names that it must have, and their types."""
     text = read_text(path, "It must be TOML (.toml) or JSON.")
     if path.suffix == ".toml":
         table = _parse_toml(text, path)
@@ -167,8 +161,7 @@ def read_recording(path: Path) -> str | list[int]:
     """Returns the recorded continuation in a file: its text, or the token ids of its JSON list.
 
     Raises:
-        ValueError: a JSON list or object holds something else; replayed as text, its brackets would be
-            tokens.
+        ValueError: a JSON list or object holds something else; replayed as text, its brackets would be tokens.
     """
     text = read_text(path)
     try:

@@ -26,8 +26,6 @@ def save_identified(
     """Writes the file.
 
     Args:
-        path: The file.
-        tensors: Its tensors by name.
         about: Further texts, such as a version.
         identity: What the tensors belong to, by name.
     """

@@ -11,16 +11,10 @@ from longgraft.config.file_errors import reason
 
 
 class JsonLine(NamedTuple):
-    """A line of JSONL.
+    """A line of JSONL."""
 
-    Attributes:
-        number: Of the line, from 1; blank lines count.
-        place: "NAME, line 3", for messages.
-        value: Its JSON value.
-    """
-
-    number: int
-    place: str
+    number: int  # of the line, from 1; blank lines count
+    place: str  # "NAME, line 3", for messages
     value: Any
 
 

@@ -26,40 +26,21 @@ WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or f
 
 @dataclass(frozen=True)
 class Option:
-    """The description of a field.
+    """The description of a field."""
 
-    Attributes:
-        help: What the field means, for --help.
-        unit: Unit of the numbers.
-        low: Least of every number in the field.
-        high: Largest of every number in the field.
-        above: True if `low` itself is excluded.
-        below: True if `high` itself is excluded.
-        note: What a number of the range stands for.
-        choices: All texts that are allowed.
-        none: Meaning of None.
-        source: Source of the default.
-        flag: The command line flag, if it is not derived from the name.
-        metavar: Placeholder of the value in --help.
-        many: True if the flag is repeated instead of taking a comma-separated list.
-        name: Name of the field.
-        kind: Type of the field.
-        default: Default of the field.
-    """
-
-    help: str = ""
+    help: str = ""  # what the field means, for --help
     unit: str = ""
-    low: float | None = None
-    high: float | None = None
-    above: bool = False
-    below: bool = False
-    note: str = ""
-    choices: tuple[str, ...] = ()
-    none: str = ""
-    source: str = ""
-    flag: str = ""
-    metavar: str = ""
-    many: bool = False
+    low: float | None = None  # least of every number in the field
+    high: float | None = None  # largest of every number in the field
+    above: bool = False  # True if `low` itself is excluded
+    below: bool = False  # True if `high` itself is excluded
+    note: str = ""  # what a number of the range stands for
+    choices: tuple[str, ...] = ()  # all texts that are allowed
+    none: str = ""  # meaning of None
+    source: str = ""  # source of the default
+    flag: str = ""  # the command line flag, if it is not derived from the name
+    metavar: str = ""  # placeholder of the value in --help
+    many: bool = False  # True if the flag is repeated instead of taking a comma-separated list
     name: str = ""
     kind: Any = Any
     default: Any = None
@@ -120,12 +101,7 @@ class Option:
         return f" from {self.low:,} {to} {self.high:,}"
 
     def check(self, value: Any, name: str = "") -> None:
-        """Raises ValueError if a value is of another type or out of range.
-
-        Args:
-            value: The value.
-            name: What the error calls it; "": the option's name.
-        """
+        """Raises ValueError if a value is of another type or out of range; name: what the error calls it."""
         if not _fits(value, self.kind):
             self._refuse(value, name)
         for part in _leaves(value):
@@ -185,13 +161,7 @@ Positive = Annotated[float, Option(low=0, above=True)]
 
 
 def option(default: Any, help: str, **about: Any) -> Any:
-    """Makes a dataclass field with a description.
-
-    Args:
-        default: The field's default.
-        help: What it means.
-        about: Further fields of `Option`.
-    """
+    """Makes a dataclass field with a description; about: further fields of `Option`."""
     return _field(Option(help=help, default=default, **about))
 
 
@@ -225,8 +195,7 @@ def _options(group: Any) -> Mapping[str, Option]:
 class Checked:
     """The base of a dataclass, such as a group of options, whose values have the fields' types and ranges.
 
-    Making one raises ValueError for the first field whose value does not fit.  NumPy's numbers become
-    Python's.
+    Making one raises ValueError for the first field whose value does not fit.  NumPy's numbers become Python's.
     """
 
     def __post_init__(self) -> None:
@@ -267,13 +236,7 @@ def made(group: type[Group], values: Mapping[str, Any], where: str) -> Group:
 
 
 def named(known: Mapping[str, Option], values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Returns a file's values by field, parsed and checked; keys may be fields or flags.
-
-    Args:
-        known: The options by field.
-        values: The file's values.
-        where: The file, named in the ValueError.
-    """
+    """Returns a file's values by field, parsed and checked; keys may be fields or flags; where: the file's name."""
     by_flag = {known[name].switch[2:].replace("-", "_"): name for name in known}
     names = by_flag | {name: name for name in known}
     converted = {}

@@ -120,9 +120,8 @@ class Settings(Checked):
     )
     weights: str = option(
         "auto",
-        "How linear layers keep their weights. gguf: the quantized blocks of the "
-        "GGUF file; int8: rounded to bytes; float: floats; auto: gguf for a GGUF "
-        "file on a CPU with compiled kernels, else float",
+        "How linear layers keep their weights. gguf: the quantized blocks of the GGUF file; int8: rounded to bytes; "
+        "float: floats; auto: gguf for a GGUF file on a CPU with compiled kernels, else float",
         choices=("auto", "gguf", "int8", "float"),
     )
     kv_dtype: str | None = option(

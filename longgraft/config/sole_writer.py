@@ -14,7 +14,6 @@ def sole_writer(folder: Path, who: str) -> Iterator[Path]:
     """Locks a folder until the block ends, and yields the lock's file.
 
     Args:
-        folder: The folder.
         who: Subject of the error, such as "sweep is writing into".
 
     Raises:

@@ -25,25 +25,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _DraftedLevel:
-    """A drafted level: its c candidates, and the beam of the best b, which the next expansion feeds.
+    """A drafted level: its c candidates, and the beam of the best b, which the next expansion feeds."""
 
-    Attributes:
-        tokens: [c] int64.
-        parents: [c] int64, indices into the pool of all levels.
-        scores: [c] float32, scores of the paths.
-        beam: [b] indices of the best candidates of this level.
-        hidden: [1, b, H], the states of the beam's parents.
-        ancestors: [b, m] bool over the scratch rows of the levels before.
-        log_probs: [r, V] float32, log-probabilities after each of the candidates' r parents.
-    """
-
-    tokens: Tensor
-    parents: Tensor
-    scores: Tensor
-    beam: Tensor
-    hidden: Tensor
-    ancestors: Tensor
-    log_probs: Tensor
+    tokens: Tensor  # [c] int64
+    parents: Tensor  # [c] int64, indices into the pool of all levels
+    scores: Tensor  # [c] float32, scores of the paths
+    beam: Tensor  # [b] indices of the best candidates of this level
+    hidden: Tensor  # [1, b, H], the states of the beam's parents
+    ancestors: Tensor  # [b, m] bool over the scratch rows of the levels before
+    log_probs: Tensor  # [r, V] float32, log-probabilities after each of the candidates' r parents
 
 
 class Eagle3Drafter:
@@ -137,8 +127,7 @@ class Eagle3Drafter:
     def _children(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the k best next tokens of states [1, b, H].
 
-        They are (target ids [b, k], log-probabilities [b, k] float32, log-probabilities of all tokens [b,
-        V]).
+        They are (target ids [b, k], log-probabilities [b, k] float32, log-probabilities of all tokens [b, V]).
         """
         log_probs = self.memory.log_probs(states)
         gains, ids = log_probs.topk(self.top_k)

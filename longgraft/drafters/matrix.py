@@ -26,7 +26,6 @@ class MatrixRetriever:
     If the memory's regions are fixed, trees of up to 64 nodes stay on the device.
 
     Args:
-        rows: The matrix.
         shape: Maps the number of free slots to the template of nodes to look up, best first.
         clock: What measures the parts of a step.
     """

@@ -34,8 +34,7 @@ class Dense:
 class Gates:
     """Graft's sparse gates: drafting goes on past checkpoint d only if the best path's probability exceeds tau_d.
 
-    c_d = exp(max_j S_{d,j}) (Eq. 6), continue iff c_d > tau_d (Eq. 7); arXiv 2605.20104.  tau_d <= 0 opens
-    gate d.
+    c_d = exp(max_j S_{d,j}) (Eq. 6), continue iff c_d > tau_d (Eq. 7); arXiv 2605.20104.  tau_d <= 0 opens gate d.
     """
 
     thresholds: Mapping[int, float] = field(default_factory=lambda: DEFAULT_THRESHOLDS)
@@ -77,8 +76,7 @@ class Gates:
 class StoredGates:
     """Graft's gates, decided only when every level has been drafted, so that all drafts have one shape.
 
-    The first closed gate decides how many of all drafted nodes are kept (the paper's serving mode, section
-    C.3).
+    The first closed gate decides how many of all drafted nodes are kept (the paper's serving mode, section C.3).
     """
 
     gates: Gates

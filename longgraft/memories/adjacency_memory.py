@@ -92,12 +92,10 @@ class AdjacencyMemory(Memory):
     """The adjacency matrix as a memory.
 
     Args:
-        matrix: The matrix.
         snapshot: Warm rows [V + 1, K] that each request starts from; None: empty rows.
         lasting: True if rows outlive the request.
         seeded: True if prompt positions write rows; Token Recycling's do not.
-        in_order: Write in the tree's row order (Token Recycling); False: the worst nodes first, the
-            accepted path last.
+        in_order: Write in the tree's row order (Token Recycling); False: the worst nodes first, the accepted path last.
         clock: What measures the parts of a step.
         regions: If they are fixed, passes of fixed shape are written at once, on the device.
         writes: Shared by the memories of requests that run at once: a request starts from the snapshot only
@@ -219,10 +217,7 @@ class AdjacencyMemory(Memory):
 def _successors(tokens: Tensor, width: int, unseen: int) -> tuple[Tensor, Tensor]:
     """Returns the m distinct tokens [m] that something follows, and their successors [m, K] int32, most frequent first.
 
-    Args:
-        tokens: [n] int64.
-        width: Successors per token.
-        unseen: Id where there are fewer.
+    tokens: [n] int64; width: successors per token; unseen: id where there are fewer
     """
     pairs, counts = np.unique(np.stack([tokens[:-1].numpy(), tokens[1:].numpy()]), axis=1, return_counts=True)
     firsts, seconds = pairs[:, np.lexsort((-counts, pairs[0]))]

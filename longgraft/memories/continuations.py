@@ -1,12 +1,11 @@
 """Predicts the next token from repetitions of the text (prediction by partial matching, Cleary and Witten 1984).
 
-For contexts of 1 to 32 tokens the model counts which tokens followed.  A prediction starts with the longest
-context that was seen before and goes on to shorter ones, at most LEVELS in all.  Each context takes a share
-of the remaining probability, for those of its tokens that the longer contexts did not have.  The share is
-learned: how often was the next token among such tokens in similar contexts (secondary escapes of PPMII,
-Shkarin 2002)?  Passages of a corpus are counted apart.  They take part only if they match a longer context
-than the text does; their share is learned by its length.  `continuations.cpp` does the work, and holds the
-other constants.
+For contexts of 1 to 32 tokens the model counts which tokens followed.  A prediction starts with the longest context
+that was seen before and goes on to shorter ones, at most LEVELS in all.  Each context takes a share of the remaining
+probability, for those of its tokens that the longer contexts did not have.  The share is learned: how often was the
+next token among such tokens in similar contexts (secondary escapes of PPMII, Shkarin 2002)?  Passages of a corpus are
+counted apart.  They take part only if they match a longer context than the text does; their share is learned by its
+length.  `continuations.cpp` does the work, and holds the other constants.
 """
 
 from __future__ import annotations
@@ -145,11 +144,7 @@ class NoContinuations:
 
 
 def continuations(rates: np.ndarray | None = None) -> Continuations:
-    """Returns the model of an empty text.
-
-    Args:
-        rates: Rates that an earlier text has taught; None: the first ones.
-    """
+    """Returns the model of an empty text; rates: those that an earlier text has taught; None: the first ones."""
     functions = compiled()
     if isinstance(functions, NotBuilt):
         return NoContinuations()

@@ -29,7 +29,6 @@ class Eagle3Cache(DraftCache):
     Slot t pairs feature t with token t + 1 at position t, so the root's pair is the last one observed.
 
     Args:
-        network: The head.
         window: Tokens of its own past that each slot sees, including itself; None: the network's own
             choice.  Rotary embeddings depend only on differences of positions, so a window needs no other
             positions: no difference exceeds it.
@@ -122,15 +121,7 @@ class Eagle3Cache(DraftCache):
         return self.regions(key, lambda: self._extend(wide, following))
 
     def _extend(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """Reads a chain after the committed rows, in fixed buffers.
-
-        Args:
-            features: [n, F].
-            tokens: [n].
-
-        Returns:
-            States [1, n, H].
-        """
+        """Reads a chain of features [n, F] and tokens [n] in fixed buffers, and returns its states [1, n, H]."""
         n = len(tokens)
         depths = torch.arange(n, device=self.device)
         layout = DeviceLayout.of(self.committed, depths, depths, depths[:, None] >= depths)

@@ -31,21 +31,13 @@ class Part(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class HeadRows:
-    """Rows of one request in a pass.  Only the layers need more than the inputs.
+    """Rows of one request in a pass.  Only the layers need more than the inputs."""
 
-    Attributes:
-        inputs: [n, A * Ht], the target's features, for FUSE; otherwise states [n, H].
-        tokens: [n].
-        positions: [n].
-        cache: Keys and values are written after its length, or at its `rows`.
-        layout: What the rows see.
-    """
-
-    inputs: Tensor
-    tokens: Tensor | None = None
-    positions: Tensor | None = None
-    cache: KVCache | None = None
-    layout: Layout | DeviceLayout | None = None
+    inputs: Tensor  # [n, A * Ht], the target's features, for FUSE; otherwise states [n, H]
+    tokens: Tensor | None = None  # [n]
+    positions: Tensor | None = None  # [n]
+    cache: KVCache | None = None  # keys and values are written after its length, or at its `rows`
+    layout: Layout | DeviceLayout | None = None  # what the rows see
 
 
 class HeadPasses:

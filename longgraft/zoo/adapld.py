@@ -21,38 +21,24 @@ from longgraft.zoo.anchors import Anchors, anchors, states
 from longgraft.zoo.hidden_states import HiddenStates
 from longgraft.zoo.pld_plus import PldPlusChoices
 
-ADAPLD = "AdaPLD (arXiv 2606.05742)"
-
 
 @dataclass(frozen=True)
 class Likeness:
-    """The tokens that may replace a missing one.
+    """The tokens that may replace a missing one."""
 
-    Attributes:
-        embedding: [V, H].
-        least: Lowest cosine of their embedding with the token's own.
-    """
-
-    embedding: Tensor
-    least: float
+    embedding: Tensor  # [V, H]
+    least: float  # lowest cosine of their embedding with the token's own
 
 
 @dataclass(frozen=True)
 class Branches:
-    """The tokens that the target found most probable at an anchor.
+    """The tokens that the target found most probable at an anchor."""
 
-    Attributes:
-        count: Number of tokens, not counting the copied one.
-        final: The final norm's output at every committed position.
-        logits: [H] -> [V]; computed for one anchor per step, so that nothing of the vocabulary's size is
-            stored.
-        successors: True if each token is followed by one more.
-    """
-
-    count: int
-    final: HiddenStates
+    count: int  # number of tokens, not counting the copied one
+    final: HiddenStates  # the final norm's output at every committed position
+    # [H] -> [V]; computed for one anchor per step, so that nothing of the vocabulary's size is stored.
     logits: Callable[[Tensor], Tensor]
-    successors: bool = True
+    successors: bool = True  # True if each token is followed by one more
 
     @torch.inference_mode()
     def at(self, position: int, without: Sequence[int]) -> list[int]:
@@ -188,7 +174,7 @@ def special(target: Target) -> frozenset[int]:
 METHOD = Method(
     "adapld",
     "the same at greater length, also after similar tokens, with probable tokens as branches",
-    ADAPLD,
+    "AdaPLD (arXiv 2606.05742)",
     adapld,
     budget=39,
     choices=AdaPldChoices(),

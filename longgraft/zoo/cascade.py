@@ -1,7 +1,6 @@
 """Hierarchical drafting: the target verifies drafts on a part of its cache, then the accepted chain on the whole cache.
 
-With a small model as the drafter it is TriForce (arXiv 2404.11912); with EAGLE-3's trees it is a lossless
-SpecPV.
+With a small model as the drafter it is TriForce (arXiv 2404.11912); with EAGLE-3's trees it is a lossless SpecPV.
 """
 
 from __future__ import annotations

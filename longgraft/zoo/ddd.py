@@ -17,16 +17,12 @@ from longgraft.protocol.pruning import Level, Verdict
 class DDDPolicy:
     """Dynamic Depth Decoding (arXiv 2409.00142): after some levels, drafting goes on only if the beam is
     probable enough.
-
-    Attributes:
-        threshold: Lowest logarithm of the beam's probability, a log-sum of its paths' scores.
-        checks: Expansions after which it is checked; the paper's 9 does nothing if 9 levels are drafted.
-        beam: Nodes that a level feeds.
     """
 
-    threshold: float
+    threshold: float  # lowest logarithm of the beam's probability, a log-sum of its paths' scores
+    # Expansions after which it is checked; the paper's 9 does nothing if 9 levels are drafted.
     checks: tuple[int, ...] = (5, 7)
-    beam: int = 10
+    beam: int = 10  # nodes that a level feeds
 
     def __call__(self, level: Level) -> Verdict:
         stops = level.index in self.checks and not level.last

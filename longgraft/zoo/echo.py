@@ -30,17 +30,11 @@ SMALL_LEVELS = 3  # its levels; each further level needs one more node
 
 @dataclass(frozen=True)
 class EchoPlan:
-    """A division of at most `most` nodes among the requests of a pass; each has its root in any case.
+    """A division of at most `most` nodes among the requests of a pass; each has its root in any case."""
 
-    Attributes:
-        requests: Number of requests that propose.
-        most: K_max, nodes of all trees together.
-        small: Nodes of a small tree.
-    """
-
-    requests: int
-    most: int
-    small: int = SMALL
+    requests: int  # number of requests that propose
+    most: int  # K_max, nodes of all trees together
+    small: int = SMALL  # nodes of a small tree
 
     def needed(self, offer: Offer) -> int:
         """Returns the nodes that a draft of so many levels needs."""
@@ -97,13 +91,9 @@ def _spend(free: int, nodes: list[int], offers: Sequence[Offer], limits: Sequenc
 
 @dataclass(frozen=True)
 class EchoPlanner:
-    """A planner of passes.
+    """A planner of passes."""
 
-    Attributes:
-        most: As in `EchoPlan`; None: the largest budget of a request in it.
-    """
-
-    most: int | None = None
+    most: int | None = None  # as in `EchoPlan`; None: the largest budget of a request in it
 
     def __call__(self, asks: Sequence[Ask]) -> EchoPlan:
         return EchoPlan(len(asks), self.most or max(ask.budget for ask in asks))
@@ -111,11 +101,7 @@ class EchoPlanner:
 
 @dataclass(frozen=True)
 class PlannedGates:
-    """The gates of one request in a shared pass: a draft that passes one also needs nodes for its further levels.
-
-    Attributes:
-        levels: Levels of the whole draft.
-    """
+    """The gates of one request in a shared pass: a draft that passes one also needs nodes for its further levels."""
 
     gates: Gates
     together: PlannedTogether[Ask, EchoPlan]

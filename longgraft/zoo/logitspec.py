@@ -17,7 +17,6 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import ProposalTree
 from longgraft.trees.trie import Trie
 
-LOGITSPEC = "LogitSpec (arXiv 2507.01449)"
 # Size of the last top-k, and nodes of the tree, root included: the official capacity.
 WIDTH = 64
 # (highest rank, tokens of a guess with its continuation); above these ranks the guess alone.
@@ -223,8 +222,7 @@ def longest(keys: np.ndarray, pooled: np.ndarray, count: int) -> np.ndarray:
     """Returns [count] int64: for each key the last index of its largest `pooled`; -1 for a key that does not occur.
 
     Args:
-        keys, pooled: [k] int64.  It is the official pool's rule: a later continuation replaces one of the
-            same length.
+        keys, pooled: [k] int64.  It is the official pool's rule: a later continuation replaces one of the same length.
     """
     best = np.full(count, -1, dtype=np.int64)
     order = np.argsort(pooled, kind="stable")
@@ -241,7 +239,7 @@ def logitspec(p: Parts) -> LogitSpec:
 METHOD = Method(
     "logitspec",
     "copies what followed the same n-gram, and guesses what was probable one token ago",
-    LOGITSPEC,
+    "LogitSpec (arXiv 2507.01449)",
     logitspec,
     budget=WIDTH,
     looks_up=True,

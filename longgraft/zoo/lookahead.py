@@ -23,9 +23,6 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import ProposalTree
 from longgraft.trees.trie import Trie
 
-LOOKAHEAD = "Lookahead decoding (arXiv 2402.02057)"
-
-
 Row = tuple[int, ...]
 
 
@@ -163,8 +160,7 @@ def _child(children: Mapping[tuple[int, int], int], node: int | None, token: int
 class Lookahead:
     """A proposer of the window, then the n-grams that begin with the root, the newest first.
 
-    If slots are few, n-grams are dropped first, down to one, then the window's last columns with all their
-    rows.
+    If slots are few, n-grams are dropped first, down to one, then the window's last columns with all their rows.
     """
 
     def __init__(self, memory: Trajectories, clock: Clock | None = None) -> None:
@@ -212,7 +208,7 @@ def lookahead(p: Parts) -> Lookahead:
 METHOD = Method(
     "lookahead",
     "n-grams from earlier guesses of the text ahead, and new guesses in the same pass",
-    LOOKAHEAD,
+    "Lookahead decoding (arXiv 2402.02057)",
     lookahead,
     budget=56,
     choices=LookaheadChoices(),

@@ -12,7 +12,6 @@ import torch
 
 from longgraft.config.options import Checked, option
 from longgraft.methods.method import Method
-from longgraft.methods.parts import Parts
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
@@ -21,8 +20,6 @@ from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 from longgraft.zoo.partial_kv import PartialKVCache, chain_length, partial
 from longgraft.zoo.selection import Attended, Recent, Selector
-
-MAGICDEC = "MagicDec (arXiv 2408.11049)"
 
 
 class MagicDecDrafter:
@@ -84,16 +81,12 @@ class MagicDecChoices(Checked):
         return Recent(self.rows)
 
 
-def magicdec(p: Parts) -> MagicDecDrafter:
-    """Rows are selected once, at the prompt's end."""
-    return MagicDecDrafter(p.target, partial(p, p.choices.select()), p.choices.drafts, p.clock)
-
-
 METHOD = Method(
     "magicdec",
     "the target drafts for itself on a part of its cache",
-    MAGICDEC,
-    magicdec,
+    "MagicDec (arXiv 2408.11049)",
+    # Rows are selected once, at the prompt's end.
+    lambda p: MagicDecDrafter(p.target, partial(p, p.choices.select()), p.choices.drafts, p.clock),
     budget=8,
     choices=MagicDecChoices(),
 )

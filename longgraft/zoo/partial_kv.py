@@ -23,15 +23,10 @@ SINKS = 16  # first rows that are always kept, as in TriForce's and TokenSwift's
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """Selected rows of the target's cache.
+    """Selected rows of the target's cache."""
 
-    Attributes:
-        rows: Layer -> [m] or [Hkv, m] row indices.
-        at: The cache's length when they were selected.
-    """
-
-    rows: Mapping[int, Tensor]
-    at: int
+    rows: Mapping[int, Tensor]  # layer -> [m] or [Hkv, m] row indices
+    at: int  # the cache's length when they were selected
 
     @property
     def length(self) -> int:
@@ -84,9 +79,8 @@ class PartialKVCache(Memory):
         self.cache = target.cache(0)
         if self.cache.stateful:
             raise ValueError(
-                f"{target.name} has layers that carry a state from token to token, of which a "
-                "part of its cache says nothing. Use a method that drafts from the whole, e.g. "
-                "graft-x-text."
+                f"{target.name} has layers that carry a state from token to token, of which a part of its cache says "
+                "nothing. Use a method that drafts from the whole, e.g. graft-x-text."
             )
         self._room = self._capacity = 0
         self._take(_Mark(None, 0, 0, {}, None))

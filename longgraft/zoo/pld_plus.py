@@ -6,14 +6,11 @@ from dataclasses import dataclass
 
 from longgraft.config.options import Checked, option
 from longgraft.methods.method import Method
-from longgraft.methods.parts import Parts
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import ProposalTree
 from longgraft.trees.trie import Trie
 from longgraft.zoo.anchors import Anchors, anchors
-
-PLD_PLUS = "PLD+ (arXiv 2412.01447)"
 
 
 class PldPlus:
@@ -56,16 +53,11 @@ class PldPlusChoices(Checked):
     )
 
 
-def pld_plus(p: Parts) -> PldPlus:
-    """PLD+: only the root's own token is an anchor."""
-    return PldPlus(anchors(p), p.choices.length, p.clock)
-
-
 METHOD = Method(
     "pld+",
     "copies from where the same token stood in the most similar context",
-    PLD_PLUS,
-    pld_plus,
+    "PLD+ (arXiv 2412.01447)",
+    lambda p: PldPlus(anchors(p), p.choices.length, p.clock),
     budget=11,
     choices=PldPlusChoices(),
     looks_up=True,

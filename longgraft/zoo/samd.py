@@ -26,19 +26,8 @@ SAM = "SAM-Decoding (arXiv 2411.10666)"
 LINK = -1  # in the undo log in place of a token: a suffix link was changed
 
 
-@dataclass(frozen=True)
-class _TextMark:
-    """A mark of the text.
-
-    Attributes:
-        tokens, states, undone: The number of each at the mark.
-        last: The state of the whole text.
-    """
-
-    tokens: int
-    states: int
-    undone: int
-    last: int
+Mark = tuple[int, int, int, int]
+"""Numbers of tokens, of states and of logged changes, and the state of the whole text."""
 
 
 class SuffixAutomaton(Memory):
@@ -81,7 +70,6 @@ class SuffixAutomaton(Memory):
         """Finds the longest earlier match of the text's end followed by `root`.
 
         Args:
-            root: The token after the text.
             least: If fewer tokens follow, the index is that of a shorter match, if there is one.
 
         Returns:
@@ -141,14 +129,15 @@ class SuffixAutomaton(Memory):
         self._link.append(link)
         return len(self._next) - 1
 
-    def mark(self) -> _TextMark:
+    def mark(self) -> Mark:
         if self._undo is None:
             self._undo = []
-        return _TextMark(len(self.text), len(self._next), len(self._undo), self._last)
+        return len(self.text), len(self._next), len(self._undo), self._last
 
-    def rewind(self, mark: _TextMark) -> None:
+    def rewind(self, mark: Mark) -> None:
         assert self._undo is not None
-        while len(self._undo) > mark.undone:
+        tokens, states, undone, self._last = mark
+        while len(self._undo) > undone:
             state, token, before = self._undo.pop()
             if token == LINK:
                 self._link[state] = before
@@ -157,9 +146,8 @@ class SuffixAutomaton(Memory):
             else:
                 self._next[state][token] = before
         for column in (self._next, self._link, self._length, self._end):
-            del column[mark.states :]
-        del self.text[mark.tokens :]
-        self._last = mark.last
+            del column[states:]
+        del self.text[tokens:]
 
     def release(self) -> None:
         self.reset(0)
@@ -170,9 +158,8 @@ class SamChain:
 
     Attributes:
         length: Most nodes, root included.
-        growth: Drafted tokens per token of the match (4 for the authors' retrieval alone); None: always
-            `length` tokens, from a shorter match if too few follow the longest (the authors' choice beside a
-            drafter).
+        growth: Drafted tokens per token of the match (4 for the authors' retrieval alone); None: always `length`
+            tokens, from a shorter match if too few follow the longest (the authors' choice beside a drafter).
     """
 
     def __init__(

@@ -44,8 +44,7 @@ class Attended:
     """A selector of the rows that the last queries attend to most, and these queries' own rows: SnapKV (arXiv
     2404.14469), in MagicDec's version.
 
-    Attention weights are summed over queries and over heads that share a key head, and averaged over `pooled`
-    rows.
+    Attention weights are summed over queries and over heads that share a key head, and averaged over `pooled` rows.
     """
 
     budget: int
@@ -77,15 +76,11 @@ class Attended:
 
 @dataclass(frozen=True)
 class Nearest:
-    """A selector of sinks and the keys with the largest products with the last query: TokenSwift (arXiv 2502.18890).
-
-    Attributes:
-        newest: Number of newest rows within the budget; 0 in the paper's code.
-    """
+    """A selector of sinks and the keys with the largest products with the last query: TokenSwift (arXiv 2502.18890)."""
 
     budget: int
     sinks: int = 16
-    newest: int = 0
+    newest: int = 0  # number of newest rows within the budget; 0 in the paper's code
     queries: int = 1
 
     def __call__(self, keys: Tensor, queries: Tensor) -> Tensor:
@@ -104,13 +99,10 @@ class Chunks:
     TriForce (2404.11912).
 
     An incomplete chunk before the newest rows is selected, too.
-
-    Attributes:
-        newest: Number of newest rows within the budget; 0 in the paper's code.
     """
 
     budget: int
-    newest: int = 0
+    newest: int = 0  # number of newest rows within the budget; 0 in the paper's code
     size: int = 8
     queries: int = 1
 
@@ -131,11 +123,6 @@ class Quest:
 
     Quest (2406.10774), in SpecPV's version.  Scores are averaged over the queries and over the heads that
     share a key head.  An incomplete block before the newest ones is selected, too; SpecPV leaves it out.
-
-    Attributes:
-        corners: True: a block's score is the larger of a query's products with the block's componentwise
-            maximum and minimum, as in SpecPV's code; False: Quest's bound, the sum over components of the
-            larger product.
     """
 
     sinks: int
@@ -143,6 +130,8 @@ class Quest:
     local: int
     block: int = 16
     queries: int = 64
+    # True: a block's score is the larger of a query's products with the block's componentwise maximum and minimum, as
+    # in SpecPV's code; False: Quest's bound, the sum over components of the larger product.
     corners: bool = True
 
     def __call__(self, keys: Tensor, queries: Tensor) -> Tensor:

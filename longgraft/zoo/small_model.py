@@ -44,9 +44,8 @@ class DraftModelCache(DraftCache):
         super().__init__(model.cache(0), SCRATCH, clock)
         if self.cache.stateful:
             raise ValueError(
-                f"{model.name} cannot draft: its layers carry a state from token to token, "
-                "which cannot go back to before a rejected draft. Use a model whose layers all "
-                "attend."
+                f"{model.name} cannot draft: its layers carry a state from token to token, which cannot go back to "
+                "before a rejected draft. Use a model whose layers all attend."
             )
         self.model = model
         self.vocab = vocab
@@ -169,9 +168,8 @@ def _small(sources: Sources) -> Target:
         _check_vocabulary(sources, loaded.tokenizer, name)
     if sources.tokenizer is None and small.vocab_size != target.vocab_size:
         raise ValueError(
-            f"The small model {name} has {small.vocab_size:,} tokens and {target.name} "
-            f"{target.vocab_size:,}, and no tokenizer says which are the same. Give one of "
-            "equal size."
+            f"The small model {name} has {small.vocab_size:,} tokens and {target.name} {target.vocab_size:,}, and no "
+            "tokenizer says which are the same. Give one of equal size."
         )
     return small
 
@@ -184,9 +182,8 @@ def _check_vocabulary(sources: Sources, small_tokenizer: Any, path: str) -> None
     differ = sorted(word for word, i in ours.items() if word not in added and vocabulary.get(word) != i)
     if differ:
         raise ValueError(
-            f"The small model {path} has another tokenizer than {sources.target.name}: "
-            f"{len(differ):,} of {len(ours):,} tokens differ, such as {differ[0]!r}. Give one "
-            "of the target's family."
+            f"The small model {path} has another tokenizer than {sources.target.name}: {len(differ):,} of "
+            f"{len(ours):,} tokens differ, such as {differ[0]!r}. Give one of the target's family."
         )
 
 

@@ -50,9 +50,8 @@ class _Behind:
 class PartialVerifier(Verifier):
     """A verifier on `partial`; if more than `most` tokens wait, the next tree is verified in full, together with them.
 
-    The full pass gives the waiting tokens their true rows, and its queries select rows again; the first pass
-    after the prompt is full, too.  If the selection leaves no row out, all passes are full.  cache: the cache
-    of the next pass
+    The full pass gives the waiting tokens their true rows, and its queries select rows again; the first pass after the
+    prompt is full, too.  If the selection leaves no row out, all passes are full.  cache: the cache of the next pass
     """
 
     def __init__(self, full: Verifier, partial: PartialKVCache, most: int) -> None:

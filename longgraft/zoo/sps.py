@@ -71,9 +71,8 @@ class DraftModelChain:
     """A drafter of as many tokens as fit the budget, at most those of `length`.
 
     Attributes:
-        coupled: True: drafts are drawn with the noise of the target's own draws, and follow from the past;
-            False: for requests that sample, they are drawn with independent noise, and the tree holds the
-            distributions.
+        coupled: True: drafts are drawn with the noise of the target's own draws, and follow from the past; False: for
+            requests that sample, they are drawn with independent noise, and the tree holds the distributions.
     """
 
     def __init__(

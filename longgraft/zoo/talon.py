@@ -28,23 +28,14 @@ DEEPEST = 15  # most layers
 
 @dataclass(frozen=True)
 class _TreeLayer:
-    """w nodes, the most probable first; nodes with the score -inf are padding.
+    """w nodes, the most probable first; nodes with the score -inf are padding."""
 
-    Attributes:
-        tokens: [w] int64.
-        parents: [w] int64, indices into the layer before.
-        scores: [w] float32, scores of the paths.
-        hidden: [1, w, H] the states of their parents.
-        ancestors: [w, m] bool over the scratch rows of the layers before.
-        depths: [m] int64 of those rows, on the device if regions are fixed, else on the host.
-    """
-
-    tokens: Tensor
-    parents: Tensor
-    scores: Tensor
-    hidden: Tensor
-    ancestors: Tensor
-    depths: Tensor
+    tokens: Tensor  # [w] int64
+    parents: Tensor  # [w] int64, indices into the layer before
+    scores: Tensor  # [w] float32, scores of the paths
+    hidden: Tensor  # [1, w, H] the states of their parents
+    ancestors: Tensor  # [w, m] bool over the scratch rows of the layers before
+    depths: Tensor  # [m] int64 of those rows, on the device if regions are fixed, else on the host
 
     @property
     def record(self) -> Tensor:

@@ -7,8 +7,6 @@ from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
 from longgraft.trees.templates import token_recycling
 
-RECYCLING = "Token Recycling (arXiv 2408.08696)"
-
 
 def recycling(p: Parts) -> MatrixRetriever:
     """The tree of a matrix that is learnt over all requests."""
@@ -19,7 +17,7 @@ def recycling(p: Parts) -> MatrixRetriever:
 METHOD = Method(
     "token-recycling",
     "a static tree of the target's last top-8 per token, learnt over all requests",
-    RECYCLING,
+    "Token Recycling (arXiv 2408.08696)",
     recycling,
     budget=81,
     looks_up=True,

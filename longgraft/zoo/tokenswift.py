@@ -27,7 +27,6 @@ from longgraft.zoo.partial_kv import SINKS, PartialKVCache, partial
 from longgraft.zoo.selection import Nearest
 from longgraft.zoo.triforce import TriForceChoices
 
-TOKENSWIFT = "TokenSwift (arXiv 2502.18890)"
 ORDER = 4  # tokens of an n-gram, as in the authors' code
 
 
@@ -197,7 +196,7 @@ def tokenswift(p: Parts) -> TokenSwift:
 METHOD = Method(
     "tokenswift",
     "one pass on a part of the cache with heads behind it, and frequent 4-grams",
-    TOKENSWIFT,
+    "TokenSwift (arXiv 2502.18890)",
     tokenswift,
     (MEDUSA,),
     budget=101,

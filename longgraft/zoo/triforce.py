@@ -25,7 +25,6 @@ from longgraft.zoo.partial_kv import SINKS, partial
 from longgraft.zoo.selection import Chunks
 from longgraft.zoo.small_model import SMALL, DraftModelCache
 
-TRIFORCE = "TriForce (arXiv 2404.11912)"
 # The window moves by 1 / MOVES of its newest tokens at a time, so that it is rarely recomputed.
 MOVES = 4
 
@@ -143,7 +142,7 @@ def triforce(p: Parts) -> Cascade:
 METHOD = Method(
     "triforce",
     "a small model, corrected by the target on a part of its cache, then verified in full",
-    TRIFORCE,
+    "TriForce (arXiv 2404.11912)",
     triforce,
     (SMALL,),
     choices=TriForceChoices(),

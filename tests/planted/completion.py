@@ -6,7 +6,7 @@ MUTATIONS = (
     Mutation(
         "blanks before the cursor are written twice",
         "_CompletionText._completed",
-        "return self.raw[same:]",
+        "return self.raw[common(self.raw, self.held) :]",
         "return self.raw",
         "test_completion.py::test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step",
     ),
@@ -33,8 +33,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a streamed completion in a file from Windows has other line ends",
-        "completer:_with_ends",
-        'tell(text.replace("\\n", end))',
+        "Completer.complete",
+        'tell(text.replace("\\n", cursor.line_end))',
         "tell(text)",
         "test_completion.py::test_a_completion_ends_at_its_line_block_stop_string_or_limit",
     ),

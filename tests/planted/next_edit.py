@@ -146,8 +146,8 @@ MUTATIONS = (
     Mutation(
         "the whole rewritten window is told",
         "Completer.complete",
-        "_keep if rewrite else _with_ends(tell, cursor.line_end)",
-        "tell",
+        "if rewrite is None:  # what",
+        "if True:  # what",
         "test_next_edit.py::test_the_new_lines_of_an_edit_are_told_once",
     ),
     Mutation(

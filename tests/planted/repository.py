@@ -90,15 +90,15 @@ MUTATIONS = (
     Mutation(
         "KeePass's older databases are read",
         "NAMES",
-        '"*.kdb",',
-        "",
+        " *.kdb ",
+        " ",
         "test_repository.py::test_each_pattern_of_a_name_finds_a_secret_that_no_other_does",
     ),
     Mutation(
         "backups of Terraform's state are read",
         "NAMES",
-        '"*.tfstate*"',
-        '"*.tfstate"',
+        " *.tfstate* ",
+        " *.tfstate ",
         "test_repository.py::test_each_pattern_of_a_name_finds_a_secret_that_no_other_does",
     ),
     Mutation(

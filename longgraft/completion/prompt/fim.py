@@ -13,16 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FimFamily:
-    """The tokens of a family of models, and the order of tokens and texts in a prompt.
-
-    Attributes:
-        order: Without snippets: prefix, suffix and middle are tokens, before and after the texts around the
-            cursor.
-        among: With snippets of other files: repository and separator are tokens; name is the repository's, in
-            the format `named`; path is the file's, in the format `headed`.
-        snippet: Order within each snippet; without a separator it is only text.
-        ends: Further tokens that end a completion.
-    """
+    """The tokens of a family of models, and the order of tokens and texts in a prompt."""
 
     name: str
     prefix: str
@@ -30,12 +21,15 @@ class FimFamily:
     middle: str = ""
     repository: str = ""
     separator: str = ""
+    # Without snippets: prefix, suffix and middle are tokens, before and after the texts around the cursor.
     order: str = "prefix before suffix after middle"
+    # With snippets of other files: repository and separator are tokens; name is the repository's, in the format
+    # `named`; path is the file's, in the format `headed`.
     among: str = "snippets path prefix before suffix after middle"
-    snippet: str = "path text"
+    snippet: str = "path text"  # order within each snippet; without a separator it is only text
     named: str = "{}\n"
     headed: str = "{}\n"
-    ends: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()  # further tokens that end a completion
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -152,16 +146,11 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Fim:
-    """A family with a tokenizer's ids.
-
-    Attributes:
-        ids: By role; without the repository token if the tokenizer lacks it.
-        ends: Ids that always end a completion: the family's tokens, including those between files.
-    """
+    """A family with a tokenizer's ids."""
 
     family: FimFamily
-    ids: dict[str, int]
-    ends: tuple[int, ...]
+    ids: dict[str, int]  # by role; without the repository token if the tokenizer lacks it
+    ends: tuple[int, ...]  # ids that always end a completion: the family's tokens, including those between files
 
     def words(self, order: str) -> Iterator[str]:
         """Yields an order without the tokens that this tokenizer lacks, and without the text that they introduce."""

@@ -30,32 +30,19 @@ PER_LINE = 128  # budget tokens per line of the steps in which the text before t
 
 @dataclass(frozen=True)
 class CompletionPrompt:
-    """A prompt.
+    """A prompt."""
 
-    Attributes:
-        ids: Token ids of the whole prompt.
-        form: fim, left-to-right or next-edit.
-        used: Snippets in the order of the prompt.
-        tokens: Tokens of each used snippet.
-        unused: The other snippets, best first.
-        before: Number of the prompt's tokens before the cursor, from the cursor's file.
-        after: Number of the prompt's tokens after the cursor.
-        ends: Ids that end a completion, besides the request's.
-        held: Blanks before the cursor that are left out of the prompt; the model decodes them in its first
-            tokens.
-        prediction: Ids of texts that are not in the prompt, the most useful last, for retrievers.
-    """
-
-    ids: Ids
-    form: Form
-    used: tuple[Snippet, ...]
-    tokens: tuple[int, ...]
-    unused: tuple[Snippet, ...]
-    before: int
-    after: int
-    ends: Ids = ()
+    ids: Ids  # token ids of the whole prompt
+    form: Form  # fim, left-to-right or next-edit
+    used: tuple[Snippet, ...]  # snippets in the order of the prompt
+    tokens: tuple[int, ...]  # tokens of each used snippet
+    unused: tuple[Snippet, ...]  # the other snippets, best first
+    before: int  # number of the prompt's tokens before the cursor, from the cursor's file
+    after: int  # number of the prompt's tokens after the cursor
+    ends: Ids = ()  # ids that end a completion, besides the request's
+    # Blanks before the cursor that are left out of the prompt; the model decodes them in its first tokens.
     held: str = ""
-    prediction: tuple[Ids, ...] = ()
+    prediction: tuple[Ids, ...] = ()  # ids of texts that are not in the prompt, the most useful last, for retrievers
 
 
 class PromptLayout:
@@ -97,10 +84,8 @@ class PromptLayout:
         """Lays out a prompt.
 
         Args:
-            cursor: The cursor.
             snippets: Snippets of other files, best first.
             tokens: Most tokens of the whole prompt.
-            name: The repository's name.
             before: The snippets of the last prompt, in its order.
 
         Raises:

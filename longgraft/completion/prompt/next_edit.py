@@ -58,9 +58,8 @@ class NextEditLayout:
         separator = added.get(SEPARATOR, vocab_size)
         if separator >= vocab_size:
             raise ValueError(
-                f"The model has no {SEPARATOR}, which separates the parts of a next edit's "
-                "prompt. Load one of Sweep's or Qwen2.5-Coder, such as --model "
-                "sweep-next-edit-1.5b."
+                f"The model has no {SEPARATOR}, which separates the parts of a next edit's prompt. Load one of Sweep's "
+                "or Qwen2.5-Coder, such as --model sweep-next-edit-1.5b."
             )
         fim = fim_of(tokenizer, vocab_size)
         self.habit = habit

@@ -15,15 +15,10 @@ Cost = Callable[[Snippet], int]
 
 @dataclass(frozen=True)
 class Habit:
-    """Limits on what a prompt gives up in order to begin like the last one.
+    """Limits on what a prompt gives up in order to begin like the last one."""
 
-    Attributes:
-        filled: Share of the snippets' room that a new layout fills; later snippets are appended in the rest.
-        missed: Share of the useful tokens that may be missing before the snippets change.
-    """
-
-    filled: float = 0.8
-    missed: float = 0.0
+    filled: float = 0.8  # share of the snippets' room that a new layout fills; later snippets are appended in the rest
+    missed: float = 0.0  # share of the useful tokens that may be missing before the snippets change
 
 
 USUAL = Habit()

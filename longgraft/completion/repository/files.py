@@ -26,15 +26,10 @@ MOST = 20_000  # most files visited, those nearest to the cursor first
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Files that were left out.
+    """Files that were left out."""
 
-    Attributes:
-        counts: Files and folders by reason.
-        secrets: Paths of files and folders.
-    """
-
-    counts: dict[str, int]
-    secrets: tuple[str, ...]
+    counts: dict[str, int]  # files and folders by reason
+    secrets: tuple[str, ...]  # paths of files and folders
 
 
 class Repository:
@@ -131,7 +126,7 @@ class Repository:
                     out["links"] += 1
                 elif not entry.name.isprintable():  # an undecodable byte, or a line break
                     out["names that cannot be printed"] += 1
-                elif _holds_secret(entry):
+                elif (secret_folder if entry.is_dir() else secret_name)(entry.name):
                     secrets.append(path)
                 elif entry.is_dir():
                     within = self._entries(path, out)
@@ -177,13 +172,6 @@ class Repository:
         if path not in self._ignored:
             self._ignored[path] = rules.ignore(path)
         return self._ignored[path]
-
-
-def _holds_secret(entry: os.DirEntry[str]) -> bool:
-    """True if a file or folder is taken to hold secrets by its name."""
-    if entry.is_dir():
-        return secret_folder(entry.name)
-    return secret_name(entry.name)
 
 
 @lru_cache(maxsize=4)

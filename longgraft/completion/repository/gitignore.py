@@ -16,67 +16,25 @@ from pathspec import GitIgnoreSpec
 
 # Folders of third-party code and of the output of tools, at any depth.
 VENDORED = frozenset(
-    (
-        ".git",
-        ".hg",
-        ".svn",
-        ".jj",
-        "node_modules",
-        "bower_components",
-        "jspm_packages",
-        "vendor",
-        "vendored",
-        "_vendor",
-        "third_party",
-        "third-party",
-        "thirdparty",
-        "site-packages",
-        "__pycache__",
-        "__pypackages__",
-        ".venv",
-        "venv",
-        ".tox",
-        ".nox",
-        ".eggs",
-        ".mypy_cache",
-        ".ruff_cache",
-        ".pytest_cache",
-        ".hypothesis",
-        ".ipynb_checkpoints",
-        ".cache",
-        ".idea",
-        ".vs",
-        ".gradle",
-        ".terraform",
-        ".next",
-        ".nuxt",
-        ".svelte-kit",
-        ".parcel-cache",
-        ".turbo",
-        ".yarn",
-        ".dart_tool",
-        "htmlcov",
-        "Pods",
-        "Carthage",
-        "DerivedData",
+    name
+    for names in (
+        ".git .hg .svn .jj",
+        "node_modules bower_components jspm_packages vendor vendored _vendor third_party third-party thirdparty",
+        "site-packages __pycache__ __pypackages__ .venv venv .tox .nox .eggs",
+        ".mypy_cache .ruff_cache .pytest_cache .hypothesis .ipynb_checkpoints .cache .idea .vs .gradle .terraform",
+        ".next .nuxt .svelte-kit .parcel-cache .turbo .yarn .dart_tool htmlcov Pods Carthage DerivedData",
     )
+    for name in names.split()
 )
 # Folders of build output, if a project's manifest lies beside the folder and the folder is no Python package.
 BUILT = frozenset(("build", "dist", "out", "target", "bin", "obj"))
 MANIFESTS = frozenset(
-    (
-        "package.json",
-        "pyproject.toml",
-        "setup.py",
-        "setup.cfg",
-        "Cargo.toml",
-        "pom.xml",
-        "build.sbt",
-        "build.gradle",
-        "build.gradle.kts",
-        "CMakeLists.txt",
-        "Makefile",
+    name
+    for names in (
+        "package.json pyproject.toml setup.py setup.cfg Cargo.toml pom.xml",
+        "build.sbt build.gradle build.gradle.kts CMakeLists.txt Makefile",
     )
+    for name in names.split()
 )
 # A folder that contains one of these is a virtual environment, a cache, or another repository.
 MARKS = frozenset(("pyvenv.cfg", "CACHEDIR.TAG", ".git"))
@@ -94,13 +52,10 @@ def vendored(name: str, siblings: set[str], children: set[str]) -> bool:
 
 @dataclass(frozen=True)
 class Rules:
-    """The ignore patterns of one folder.
+    """The ignore patterns of one folder."""
 
-    Attributes:
-        specs: (folder of the ignore file, ending in a slash; prefix of paths; patterns), the deepest last;
-            the last match decides.
-    """
-
+    # (folder of the ignore file, ending in a slash; prefix of paths; patterns), the deepest last; the last match
+    # decides.
     specs: tuple[tuple[str, str, GitIgnoreSpec], ...] = ()
 
     def deeper(self, folder: str, spec: GitIgnoreSpec) -> Rules:

@@ -11,71 +11,20 @@ from functools import lru_cache
 from posixpath import splitext
 
 # Patterns of file names, in lower case.
-NAMES = (
-    ".env*",
-    "*.env",
-    "*.pem",
-    "*.key",
-    "*.p12",
-    "*.pfx",
-    "*.p8",
-    "*.jks",
-    "*.keystore",
-    "*.ppk",
-    "*.gpg",
-    "*.kdbx",
-    "*.kdb",
-    "*.ovpn",
-    "*.tfvars",
-    "*.tfvars.json",
-    "*.tfstate*",
-    "*_rsa",
-    "*_dsa",
-    "*_ecdsa",
-    "*_ed25519",
-    "id_rsa*",
-    "id_dsa*",
-    "id_ecdsa*",
-    "id_ed25519*",
-    "credentials*",
-    ".credentials*",
-    "client_secret*",
-    ".netrc",
-    "_netrc",
-    ".npmrc",
-    ".yarnrc*",
-    ".pypirc",
-    ".htpasswd",
-    ".pgpass",
-    ".my.cnf",
-    ".git-credentials",
-    ".dockercfg",
-    ".dockerconfigjson",
-    ".boto",
-    ".s3cfg",
-    "*service-account*.json",
-    "*service_account*.json",
-    "*serviceaccount*.json",
-    "local.settings.json",
-    "wp-config.php",
+NAMES = tuple(
+    name
+    for names in (
+        ".env* *.env *.pem *.key *.p12 *.pfx *.p8 *.jks *.keystore *.ppk *.gpg *.kdbx *.kdb *.ovpn",
+        "*.tfvars *.tfvars.json *.tfstate* *_rsa *_dsa *_ecdsa *_ed25519 id_rsa* id_dsa* id_ecdsa* id_ed25519*",
+        "credentials* .credentials* client_secret* .netrc _netrc .npmrc .yarnrc* .pypirc .htpasswd .pgpass .my.cnf",
+        ".git-credentials .dockercfg .dockerconfigjson .boto .s3cfg local.settings.json wp-config.php",
+        "*service-account*.json *service_account*.json *serviceaccount*.json",
+    )
+    for name in names.split()
 )
 FOLDERS = (".env*", ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store")
 # Files with these stems hold secrets if they are settings (secrets.yaml), but not if they are code (secrets.py).
-SETTINGS = (
-    "",
-    ".json",
-    ".yaml",
-    ".yml",
-    ".toml",
-    ".ini",
-    ".cfg",
-    ".conf",
-    ".txt",
-    ".xml",
-    ".properties",
-    ".enc",
-    ".csv",
-)
+SETTINGS = ".json .yaml .yml .toml .ini .cfg .conf .txt .xml .properties .enc .csv"  # or no suffix at all
 STEMS = ("secret", "secrets", ".secret", ".secrets", "password", "passwords", "token", "tokens", "apikey", "api_key")
 
 _NAME, _FOLDER = (re.compile("|".join(map(translate, names))) for names in (NAMES, FOLDERS))
@@ -110,7 +59,7 @@ def secret_name(name: str) -> bool:
     """True if a file's name, without folders, is that of a file with secrets."""
     name = name.lower()
     stem, suffix = splitext(name)
-    return bool(_NAME.match(name)) or (stem in STEMS and suffix in SETTINGS)
+    return bool(_NAME.match(name)) or (stem in STEMS and suffix in ("", *SETTINGS.split()))
 
 
 def secret_folder(name: str) -> bool:

@@ -28,16 +28,12 @@ Identity = tuple[int, int]
 
 @dataclass
 class Source:
-    """A file that may be shown.
-
-    Attributes:
-        names: Possible identifiers in it.
-        windows: Its windows with their names, once they were made.
-    """
+    """A file that may be shown."""
 
     path: str
-    names: frozenset[str]
+    names: frozenset[str]  # possible identifiers in it
     lines: int
+    # Its windows with their names, once they were made.
     windows: list[tuple[int, int, frozenset[str]]] = field(default_factory=list)
 
 

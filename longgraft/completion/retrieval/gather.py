@@ -13,7 +13,7 @@ from posixpath import normpath
 
 from longgraft.completion.repository.files import LeftOut, repository
 from longgraft.completion.repository.secret_files import check_open
-from longgraft.completion.retrieval.candidates import FINDERS, LIKE, Candidate, CursorContext, Finder
+from longgraft.completion.retrieval.candidates import FINDERS, LIKE, CursorContext, Finder
 from longgraft.completion.snippets import Cursor, Snippet
 
 CHARACTERS = 4  # characters of code per token: more than with most tokenizers
@@ -61,7 +61,7 @@ def choose(place: CursorContext, finders: Iterable[Finder], characters: int) -> 
     taken: dict[tuple[str, int], int] = {}  # (file, line) -> index of its snippet
     chosen = list[Snippet]()
     reasons = list[list[str]]()
-    for candidate in sorted(candidates, key=_best_first):
+    for candidate in sorted(candidates, key=lambda each: (-each.worth, each.path, each.first, each.last)):
         path = candidate.path
         holders = {
             taken[path, number] for number in range(candidate.first, candidate.last + 1) if (path, number) in taken
@@ -90,10 +90,6 @@ def choose(place: CursorContext, finders: Iterable[Finder], characters: int) -> 
             chosen.append(Snippet(path, text, first, worth=round(candidate.worth, 4)))
             reasons.append([candidate.why])
     return [replace(snippet, why="; ".join(why)) for snippet, why in zip(chosen, reasons, strict=True)]
-
-
-def _best_first(candidate: Candidate) -> tuple[float, str, int, int]:
-    return -candidate.worth, candidate.path, candidate.first, candidate.last
 
 
 def _free(free: list[bool], first: int) -> Iterator[tuple[int, int]]:

@@ -58,17 +58,11 @@ def products(root: int, tokens: Tensor, logs: Tensor, budget: int) -> ProposalTr
 
 @dataclass(frozen=True)
 class Drawn:
-    """The tokens of a block after the root, on the host.
+    """The tokens of a block after the root, on the host."""
 
-    Attributes:
-        tokens: [L] int64, drawn independently.
-        logs: [L] float32, their log-probabilities.
-        surest: [L] float32, the log-probabilities of each position's most probable token.
-    """
-
-    tokens: Tensor
-    logs: Tensor
-    surest: Tensor
+    tokens: Tensor  # [L] int64, drawn independently
+    logs: Tensor  # [L] float32, their log-probabilities
+    surest: Tensor  # [L] float32, the log-probabilities of each position's most probable token
 
 
 class DFlashDrafter:

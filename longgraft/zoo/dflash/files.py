@@ -37,10 +37,7 @@ def load_blocks(
     """Loads a DFlash drafter from a folder or hub id; the caller shares the target's embedding and output layer.
 
     Args:
-        path: Folder or hub id.
-        target: Sizes of the target.
         dtype: Number type of the weights; None keeps the file's.
-        device: Device of the weights.
 
     Raises:
         ValueError: the files are incomplete, damaged or contradictory.
@@ -92,9 +89,8 @@ def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], targe
     inputs = usual_layers(target.layers, wide // hidden) if outputs is None else tuple(i + 1 for i in outputs)
     if len(inputs) != wide // hidden or len(set(inputs)) < len(inputs) or max(inputs) >= target.layers:
         raise ValueError(
-            f"fc joins {wide // hidden} features, and config.json has target_layer_ids "
-            f"{outputs} of a target of {target.layers} layers, whose last one's output is not "
-            f"available. {FIX_CONFIG}"
+            f"fc joins {wide // hidden} features, and config.json has target_layer_ids {outputs} of a target of "
+            f"{target.layers} layers, whose last one's output is not available. {FIX_CONFIG}"
         )
     mask = checked(nested.get("mask_token_id"), int, "dflash_config.mask_token_id")
     if not 0 <= mask < target.vocab:

@@ -17,7 +17,6 @@ from longgraft.zoo.dflash.files import load_blocks
 from longgraft.zoo.dflash.network import BLOCK, BlockNetwork
 
 PAPER = "DFlash (arXiv 2602.06036)"
-GRAFT = "Draft Less, Retrieve More (arXiv 2605.20104), App. F"
 
 
 @dataclass(frozen=True)
@@ -72,11 +71,6 @@ def drafter(p: Parts) -> DFlashDrafter:
     return DFlashDrafter(memory(p), p.choices.coupled, p.clock)
 
 
-def grafted(p: Parts) -> GraftedDFlashDrafter:
-    """The chain, and the matrix's continuation of its sure part."""
-    return GraftedDFlashDrafter(drafter(p), p.retriever(chain), p.choices.threshold, p.choices.both)
-
-
 CHAIN = Method(
     "dflash",
     "a block of tokens guessed in one forward, as a chain",
@@ -98,8 +92,8 @@ TREE = Method(
 GRAFTED = Method(
     "graft-dflash",
     "the block up to its first unsure token, then a chain from the matrix",
-    GRAFT,
-    grafted,
+    "Draft Less, Retrieve More (arXiv 2605.20104), App. F",
+    lambda p: GraftedDFlashDrafter(drafter(p), p.retriever(chain), p.choices.threshold, p.choices.both),
     (DFLASH,),
     budget=BLOCK,
     takes=BUDGETED | {"warm"},

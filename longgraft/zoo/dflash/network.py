@@ -23,12 +23,7 @@ BLOCK = 16  # tokens of a block, the newest committed token included: DFlash's r
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """Shape of a block drafter.  Embedding and output layer are the target's, and so are H and V.
-
-    Attributes:
-        feature_layers: Indices into transformers' hidden_states: k is the input of layer k.
-        mask_token: Token id at the positions to predict.
-    """
+    """Shape of a block drafter.  Embedding and output layer are the target's, and so are H and V."""
 
     hidden_size: int
     intermediate_size: int
@@ -37,8 +32,8 @@ class BlockConfig:
     head_dim: int
     layers: int
     vocab_size: int
-    feature_layers: tuple[int, ...]
-    mask_token: int
+    feature_layers: tuple[int, ...]  # indices into transformers' hidden_states: k is the input of layer k
+    mask_token: int  # token id at the positions to predict
     max_positions: int
     block: int = BLOCK
     rope: Rope = Rope()
@@ -50,9 +45,8 @@ class BlockConfig:
 class BlockNetwork(nn.Module):
     """The DFlash network.
 
-    Slot 0 of a block is the newest committed token, the others are masks; slot i predicts the token at its
-    own position.  For tokens before the block a layer sees only the target's features, projected to keys and
-    values.
+    Slot 0 of a block is the newest committed token, the others are masks; slot i predicts the token at its own
+    position.  For tokens before the block a layer sees only the target's features, projected to keys and values.
     """
 
     def __init__(self, config: BlockConfig) -> None:

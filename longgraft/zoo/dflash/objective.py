@@ -1,7 +1,6 @@
 """The objective of block drafters: many blocks of a row in one forward, compared with the target's distributions.
 
-Letters: B batch, S tokens of a row, M anchors of a row, K slots of a block, G query heads of a key head, d
-    head size.
+Letters: B batch, S tokens of a row, M anchors of a row, K slots of a block, G query heads of a key head, d head size.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ def block_attention(
 ) -> Tensor:
     """One softmax over the tokens before a block's anchor and over the block itself, which is not causal.
 
-    q [B, H, M * K, d], k and v [B, Hkv, M * K, d] of blocks; far_k, far_v [B, Hkv, S, d]; before [B, M, S]
-    bool.
+    q [B, H, M * K, d], k and v [B, Hkv, M * K, d] of blocks; far_k, far_v [B, Hkv, S, d]; before [B, M, S] bool.
     """
     heads = k.shape[1]
     batch, anchors, columns = before.shape
@@ -70,9 +68,8 @@ def block_attention(
 class _BlockFlash(torch.autograd.Function):
     """`block_attention` on a CPU, without its weights in memory.
 
-    Flash attention over the tokens before the anchor is merged with the block's own part by log-sum-exps.
-    Given the merged output and log-sum-exp, flash attention's backward recomputes exactly the joint softmax's
-    weights.
+    Flash attention over the tokens before the anchor is merged with the block's own part by log-sum-exps. Given the
+    merged output and log-sum-exp, flash attention's backward recomputes exactly the joint softmax's weights.
     """
 
     @staticmethod

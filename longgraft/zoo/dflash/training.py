@@ -39,8 +39,7 @@ LOGGED = (1, 2, 3, 5, 8, 15)  # slots whose agreement is logged
 class BlockRecipe(DistilledRecipe):
     """Settings of a block drafter's training.
 
-    None stands for the target's own shape, DFlash's feature layers, and the rarest token of the corpus as
-    mask.
+    None stands for the target's own shape, DFlash's feature layers, and the rarest token of the corpus as mask.
     """
 
     layers: Annotated[int, Option(low=1, high=1000)] = 5  # DFlash's; so is the block

@@ -103,9 +103,8 @@ def _shape(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -
         or heads % (keys // size)
     ):
         raise ValueError(
-            f"its hidden size is {hidden}, with queries of {queries} and keys of {keys} "
-            f"dimensions; the target's is {target.config.hidden_size}, with {target_heads} "
-            f"key-value heads of {size}. It belongs to another target."
+            f"its hidden size is {hidden}, with queries of {queries} and keys of {keys} dimensions; the target's is "
+            f"{target.config.hidden_size}, with {target_heads} key-value heads of {size}. It belongs to another target."
         )
     sizes = {"hidden_size": hidden, "head_dim": size}
     if config.get("model_type") == KIND:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from longgraft.config.options import Checked, option
 from longgraft.methods.method import Method
-from longgraft.methods.needs import Need, Sources
+from longgraft.methods.needs import Need
 from longgraft.methods.parts import Parts
 from longgraft.zoo.longspec.drafter import SHAPE, LongSpecCache, LongSpecDrafter
 from longgraft.zoo.longspec.files import load_longspec
 from longgraft.zoo.longspec.network import LongSpecNetwork
 
-LONG = "LongSpec (arXiv 2502.17421)"
 BEAM = "the official code's tree_shape"
 
 
@@ -30,11 +29,11 @@ class LongSpecChoices(Checked):
         return self.first, *[self.width] * (self.levels - 1)
 
 
-def _load(sources: Sources) -> LongSpecNetwork:
-    return load_longspec(sources.path("longspec", "longspec"), sources.target)
-
-
-LONGSPEC: Need[LongSpecNetwork] = Need("longspec", "a LongSpec drafter", _load)
+LONGSPEC: Need[LongSpecNetwork] = Need(
+    "longspec",
+    "a LongSpec drafter",
+    lambda sources: load_longspec(sources.path("longspec", "longspec"), sources.target),
+)
 
 
 def _longspec(p: Parts) -> LongSpecDrafter:
@@ -45,7 +44,7 @@ def _longspec(p: Parts) -> LongSpecDrafter:
 METHOD = Method(
     "longspec",
     "a beam drafted from 512 tokens and the target's last keys and values",
-    LONG,
+    "LongSpec (arXiv 2502.17421)",
     _longspec,
     (LONGSPEC,),
     budget=1 + sum(SHAPE),

@@ -1,8 +1,7 @@
 """The LongSpec drafter network (arXiv 2502.17421).
 
-Self-attention covers a window of recent tokens; cross-attention reads the keys and values of the target's
-last layer.  Embedding, rotary angles and output layer are the target's, so that nothing of the target is
-learnt twice.
+Self-attention covers a window of recent tokens; cross-attention reads the keys and values of the target's last layer.
+Embedding, rotary angles and output layer are the target's, so that nothing of the target is learnt twice.
 
 Letters: B batch, n tokens, H hidden.
 """
@@ -31,14 +30,7 @@ Angles = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class LongSpecConfig:
-    """Shape of a LongSpec drafter.
-
-    Attributes:
-        window: Number of earlier tokens that self-attention sees (flash-attn's window_size, as in the
-            official code).
-        qk_norm: RMSNorm of queries and keys, as in Qwen3.
-        final_norm: RMSNorm before the target's output layer; official drafters have none.
-    """
+    """Shape of a LongSpec drafter."""
 
     hidden_size: int
     intermediate_size: int
@@ -46,10 +38,11 @@ class LongSpecConfig:
     kv_heads: int
     head_dim: int
     rms_eps: float = 1e-6
+    # Number of earlier tokens that self-attention sees (flash-attn's window_size, as in the official code).
     window: int = 512
     attention_bias: bool = False
-    qk_norm: bool = False
-    final_norm: bool = False
+    qk_norm: bool = False  # RMSNorm of queries and keys, as in Qwen3
+    final_norm: bool = False  # RMSNorm before the target's output layer; official drafters have none
 
 
 class CrossAttention(nn.Module):

@@ -229,8 +229,7 @@ def longspec_shape(recipe: LongSpecRecipe, target: Target) -> LongSpecConfig:
     )
     if config.heads % config.kv_heads or config.heads % kv_heads(target):
         raise ValueError(
-            f"The drafter's heads is {config.heads} and kv_heads {config.kv_heads}; "
-            f"{target.name} has {kv_heads(target)} key-value heads. Set heads to a multiple of "
-            "both."
+            f"The drafter's heads is {config.heads} and kv_heads {config.kv_heads}; {target.name} has "
+            f"{kv_heads(target)} key-value heads. Set heads to a multiple of both."
         )
     return config

@@ -28,18 +28,13 @@ NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 @dataclass(frozen=True)
 class MedusaConfig(Checked):
-    """Shape of Medusa heads.
-
-    Attributes:
-        blocks: Residual blocks per head.
-        tied: True if they share the target's output embedding.
-    """
+    """Shape of Medusa heads."""
 
     hidden_size: Count
     vocab_size: Count
     heads: Count = 4
     blocks: Count = 1
-    tied: bool = True
+    tied: bool = True  # True if they share the target's output embedding
 
 
 class ResidualBlock(nn.Module):
@@ -74,19 +69,11 @@ class MedusaHeads(nn.Module):
         )
 
     def states(self, hidden: Tensor) -> list[Tensor]:
-        """Returns for each head the input [.., H] of its output layer.
-
-        Args:
-            hidden: [.., H], the target's after its final norm.
-        """
+        """Returns for each head the input [.., H] of its output layer; hidden: the target's, after its final norm."""
         return [head[: self.config.blocks](hidden) for head in self.heads]
 
     def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """hidden [n, H] -> [n, K, V].
-
-        Args:
-            read_out: The target's output layer, states [.., H] -> logits [.., V].
-        """
+        """hidden [n, H] -> [n, K, V]; read_out: the target's output layer, states [.., H] -> logits [.., V]."""
         states = self.states(hidden)
         if self.config.tied:
             return read_out(torch.stack(states, 1))
@@ -174,10 +161,9 @@ def _check_tensors(heads: MedusaHeads, tensors: Mapping[str, Tensor]) -> None:
     unknown = sorted(set(tensors) - set(wanted))
     if missing or unknown:
         raise ValueError(
-            f"{heads.config.heads} heads of {heads.config.blocks} blocks: missing "
-            f"{', '.join(missing) or 'nothing'}; unknown {', '.join(unknown) or 'nothing'}. "
-            f"Without an output layer of their own, heads need {TIED}: true in config.json; "
-            "else the file is cut, or of another kind: download it again."
+            f"{heads.config.heads} heads of {heads.config.blocks} blocks: missing {', '.join(missing) or 'nothing'}; "
+            f"unknown {', '.join(unknown) or 'nothing'}. Without an output layer of their own, heads need {TIED}: true "
+            "in config.json; else the file is cut, or of another kind: download it again."
         )
     for name, shape in wanted.items():
         if tensors[name].shape != shape or not tensors[name].is_floating_point():

@@ -29,15 +29,11 @@ LOGIT_TOKENS = 1024  # tokens whose [tokens, V] logits exist at once
 
 @dataclass(frozen=True)
 class MedusaRecipe(DistilledRecipe):
-    """Settings of the heads' training.
-
-    Attributes:
-        tied: True if they share the target's output embedding.
-    """
+    """Settings of the heads' training."""
 
     heads: Annotated[int, Option(low=1, high=64)] = 4
     blocks: Count = 1
-    tied: bool = True
+    tied: bool = True  # True if they share the target's output embedding
 
     muon_lr: Rate = 2e-3
 
