@@ -96,8 +96,7 @@ def test_a_chat_is_refused_by_its_wrong_message(message, said):
     "template", ["{{ messages[0].content.absent.more }}", "{{" + "(" * 50_000 + ")" * 50_000 + "}}"]
 )
 def test_a_template_that_fails_is_refused_in_one_sentence(template):
-    tokenizer = characters()
-    tokenizer.chat_template = template
+    tokenizer = characters(template)
     with pytest.raises(ValueError, match=r"^The model's chat template refuses these messages: "):
         Encoder(tokenizer, 96, "toy").encode([{"role": "user", "content": "hi"}])
 

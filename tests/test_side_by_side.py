@@ -23,7 +23,16 @@ from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.budget.prices import Prices
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.request import Request
-from longgraft.engine.scheduler import OLDEST_TOKENS, PASS_TOKENS, SHORT_PROMPT, Scheduled, Scheduler, advance, shares
+from longgraft.engine.scheduler import (
+    OLDEST_TOKENS,
+    PASS_TOKENS,
+    PASS_TOKENS_ON_GPU,
+    SHORT_PROMPT,
+    Scheduled,
+    Scheduler,
+    advance,
+    shares,
+)
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all, steps_of
 from longgraft.prefill.prefixes import Prefixes
@@ -302,13 +311,10 @@ def test_prompts_share_passes_of_the_device_s_size(monkeypatch):
     session.target.costly_context = math.inf
     reading = [session.open(toy_prompt(400), 4), beside(session, toy_prompt(300), 4)]
     assert sum(step.read for step in advance(reading)) == PASS_TOKENS
-    monkeypatch.setattr("longgraft.engine.scheduler.PASS_TOKENS_ON_GPU", 2 * PASS_TOKENS)
+    assert sum(step.read for step in advance(reading, pass_tokens=2 * PASS_TOKENS)) == 2 * PASS_TOKENS
+    assert Scheduler(session, 8).pass_tokens == PASS_TOKENS
     monkeypatch.setattr(type(session.target), "device", torch.device("cuda"))
-    loads = []
-    for request in reading:
-        monkeypatch.setattr(request, "step", loads.append)
-    advance(reading)
-    assert sum(load.chunk for load in loads) == 2 * PASS_TOKENS
+    assert Scheduler(session, 8).pass_tokens == PASS_TOKENS_ON_GPU
 
 
 def test_tokens_far_into_a_prompt_are_weighted_by_their_cost():

@@ -113,7 +113,9 @@ class Scheduler(Generic[Entry]):
         self.most = most
         if self.engine.another is None or self.engine.regions.fixed:
             self.most = 1
-        self.low_latency = low_latency and self.most > 1 and self.engine.target.device.type == "cpu"
+        kind = self.engine.target.device.type
+        self.low_latency = low_latency and self.most > 1 and kind == "cpu"
+        self.pass_tokens = PASS_TOKENS_ON_GPU if kind == "cuda" else PASS_TOKENS
         self.waiting: list[Entry] = []  # the oldest first
         self.running: list[Entry] = []  # likewise; the last may still be without its request
         self._lock = threading.Lock()  # guards both lists
@@ -184,7 +186,7 @@ class Scheduler(Generic[Entry]):
         since = time.monotonic()
         awake = [pair for pair in running if pair[0].cancelled or pair[0].rests_until <= since]
         stepping = awake or running
-        steps = advance([request for _, request in stepping], self.low_latency)
+        steps = advance([request for _, request in stepping], self.low_latency, self.pass_tokens)
         now = time.monotonic()
         for (entry, request), step in zip(stepping, steps, strict=True):
             if request.constraint_seconds > SLOW:
@@ -286,16 +288,15 @@ class Scheduler(Generic[Entry]):
         return lane
 
 
-def advance(requests: Sequence[Request], low_latency: bool = False) -> list[Step | Exception | None]:
+def advance(
+    requests: Sequence[Request], low_latency: bool = False, pass_tokens: int = PASS_TOKENS
+) -> list[Step | Exception | None]:
     """Runs the next step of each request, and returns what `Request.step` returns or raises, in order.
 
-    All requests wait for the slowest.  requests: the oldest first; low_latency: as in `Scheduler`
+    All requests wait for the slowest.  requests: the oldest first; low_latency: as in `Scheduler`; pass_tokens: of `shares`
     """
     # The rows of each request's last pass stand for those of the pass to come.
     decoding = sum(request.rows for request in requests if not request.unread)
-    pass_tokens = PASS_TOKENS
-    if any(request.verifier.target.device.type == "cuda" for request in requests):
-        pass_tokens = PASS_TOKENS_ON_GPU
     long_tokens = pass_tokens
     if low_latency and decoding:
         long_tokens = max(OLDEST_TOKENS, decoding)

@@ -254,7 +254,7 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[str] | None]:
 
     try:
         return special.rendered(fields, render)
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
         raise ApiError(
             400, f"The model's chat template refuses these messages: {' '.join(str(error).split())}.", "messages"
         ) from error
