@@ -580,7 +580,7 @@ def test_many_answers_are_made_with_every_setting_of_a_single_one():
 
 def test_an_error_in_one_of_many_answers_releases_all(monkeypatch):
     session = repeatable("graft")
-    monkeypatch.setattr("longgraft.engine.scheduler.advance", lambda requests, _: [MemoryError()] * len(requests))
+    monkeypatch.setattr("longgraft.engine.scheduler.advance", lambda requests, *_: [MemoryError()] * len(requests))
     with pytest.raises(MemoryError):
         generate_all(session, [ids for ids, _ in ASKED])
     assert not running(session) and not session.engine.cache.capacity
@@ -721,7 +721,7 @@ def test_requests_that_wait_for_memory_fill_the_queue_and_fail_with_one_message(
         await until_true(lambda: gate.steps == 3)
         assert len(session.engine.prefixes) > 0
         session.target.forward = None
-        monkeypatch.setattr("longgraft.engine.scheduler.advance", lambda requests, _: [MemoryError()] * len(requests))
+        monkeypatch.setattr("longgraft.engine.scheduler.advance", lambda requests, *_: [MemoryError()] * len(requests))
         gate.allow()
         told = []
         for running in taken:

@@ -293,7 +293,12 @@ def advance(
 ) -> list[Step | Exception | None]:
     """Runs the next step of each request, and returns what `Request.step` returns or raises, in order.
 
-    All requests wait for the slowest.  requests: the oldest first; low_latency: as in `Scheduler`; pass_tokens: of `shares`
+    All requests wait for the slowest.
+
+    Args:
+        requests: The oldest first.
+        low_latency: As in `Scheduler`.
+        pass_tokens: As in `shares`.
     """
     # The rows of each request's last pass stand for those of the pass to come.
     decoding = sum(request.rows for request in requests if not request.unread)

@@ -286,7 +286,7 @@ MUTATIONS = (
     Mutation(
         "a GPU reads prompts in small chunks",
         "Scheduler.__init__",
-        ' and self.engine.target.device.type == "cpu"',
+        ' and kind == "cpu"',
         "",
         "test_side_by_side.py::test_chunks_are_small_on_a_cpu_only",
     ),
