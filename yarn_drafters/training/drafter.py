@@ -66,7 +66,9 @@ class DrafterTrainer(DistillingTrainer):
     def fresh(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus) -> Eagle3Network:
         if recipe.start is not None:
             return resumed_head(Path(recipe.start), target, recipe)
-        tokenizer = read_tokenizer(place_of(target.name).path, target.name)
+        tokenizer = None
+        if recipe.vocabulary is not None:  # a corpus has the tokenizer's end token behind each document
+            tokenizer = read_tokenizer(place_of(target.name).path, target.name)
         ends = end_tokens(target.model, tokenizer, target.name)
         return build_network(recipe, target, corpus, [token for token in ends if token < target.vocab_size])
 
