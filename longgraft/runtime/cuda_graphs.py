@@ -62,6 +62,7 @@ class Regions:
         self._kept: dict[Hashable, Any] = {}
         self._latest: dict[Hashable, Hashable] = {}
         self._step = 0
+        self._eager_step = -1  # the last step in which a region was not replayed
         self._crowded = False  # recordings have been dropped for others
         self._once: set[Hashable] = set()  # regions that ran once since then
         self._too_large: set[Hashable] = set()  # regions whose recording did not fit in memory
@@ -75,12 +76,13 @@ class Regions:
         """Runs the region and returns its result; a recording returns the same tensors each time, with new values."""
         if self._recorder is None:
             return region()
-        if key not in self.recordings:
-            if not self._is_worth_recording(key):
-                return region()
+        # A later region of the step may read the tensors of one that ran eagerly, which the next step makes anew.
+        eager = self._eager_step == self._step
+        if key not in self.recordings and self._is_worth_recording(key) and not eager:
             self._record(self._recorder, key, region)
-            if key not in self.recordings:
-                return region()
+        if eager or key not in self.recordings:
+            self._eager_step = self._step
+            return region()
         self.used[key] = self._step
         replay, returned = self.recordings[key]
         replay()
@@ -91,8 +93,6 @@ class Regions:
         if key in self._too_large:
             return False
         if self._crowded and key not in self._once:
-            if len(self._once) >= MOST:
-                self._once.clear()
             self._once.add(key)
             return False
         return True
@@ -122,10 +122,14 @@ class Regions:
     def begin_step(self) -> None:
         """Begins a decode step.  If there are MOST recordings or more, it drops the half that rested longest.
 
+        After a region that is not replayed, the rest of its step runs eagerly, too.
+
         A recording may read tensors that others of the same step return, and a new recording returns new ones.
         So all that a step ran last is dropped or kept together.
         """
         self._step += 1
+        if len(self._once) >= 2 * MOST:
+            self._once.clear()
         if len(self.recordings) < MOST:
             return
         border = sorted(self.used.values())[len(self.used) // 2]
