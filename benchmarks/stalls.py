@@ -26,7 +26,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
-import httpx
 import torch
 import typer
 
@@ -251,6 +250,8 @@ def _together(works: list[Callable[[], None]]) -> None:
 
 def _status(address: str, path: str, body: bytes | None, limit: float) -> int | None:
     """Returns the status of a response; None if there was none in time, or if the connection broke."""
+    import httpx  # a machine that only has a GPU lacks it
+
     with suppress(httpx.HTTPError):
         headers = {"Content-Type": "application/json"}
         method = "GET" if body is None else "POST"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -59,6 +60,29 @@ def test_call_beyond_its_limits_is_ended_and_others_go_on(process, limits, funct
     with pytest.raises(OverLimit):
         process.call(limits, function, argument)
     assert process.call(limits, function, 0 if function is bytes else [1, 2]) in (b"", 3)
+
+
+def test_calls_of_one_piece_of_work_share_their_processor_time(process, monkeypatch):
+    """Otherwise many calls, each within its limits, would hold a thread for ever."""
+    monkeypatch.setattr(limited_process, "MOST_SECONDS", 0.2)
+    work = Cancellation()
+    for _ in range(2):
+        assert work.run(process.call, GENEROUS, sum, range(10**6)) > 0
+    assert 0 < work.seconds < 0.2
+    for _ in range(2):
+        with pytest.raises(OverLimit):
+            work.run(process.call, GENEROUS, sum, ENDLESS)
+    assert process.call(GENEROUS, sum, [1]) == 1
+
+
+def test_a_signal_to_the_whole_group_leaves_the_process_to_its_parent(process):
+    parent = process.call(GENEROUS, os.getppid)
+    os.kill(parent, signal.SIGTERM)
+    assert process.call(GENEROUS, os.getppid) == parent
+
+
+def test_the_lack_of_time_survives_pickling():
+    assert str(pickle.loads(pickle.dumps(NoTime()))) == str(NoTime())
 
 
 def test_limits_are_told_in_units():

@@ -147,10 +147,12 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
     for index, (ids, recorded) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
         warmup.steps = []
         replay = recorded[: how.max_new_tokens]
-        sampling = Sampling(replay=replay)
-        if not replay:
-            seed = index if how.temperature else 0  # every prompt has another seed
-            sampling = Sampling(how.temperature, seed=seed)
+        if replay:
+            sampling = Sampling(replay=replay)
+        elif how.temperature:
+            sampling = Sampling(how.temperature, seed=index)
+        else:
+            sampling = Sampling()
         decoded = answer(session.open(ids, len(replay) or how.max_new_tokens, sampling)).token_ids
         _replay(warmup.steps, [*ids, *decoded])
         # In a loop every guess is right, and every gate looks useless, so such answers only fill the matrix.

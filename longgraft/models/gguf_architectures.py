@@ -1,4 +1,4 @@
-"""Architectures of GGUF files that longgraft reads by itself: transformers does not, or does it wrongly."""
+"""Architectures of GGUF files that longgraft reads, by itself or by transformers' names of the tensors."""
 
 from __future__ import annotations
 
@@ -75,9 +75,11 @@ def _gemma2(metadata: Metadata, names: Names) -> dict[str, Any]:
 
 
 def _gemma3(metadata: Metadata, names: Names) -> dict[str, Any]:
-    """Layers with a window have a rotation of their own."""
-    full = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 1e4)}
-    sliding = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base_swa", 1e4)}
+    """Layers with a window have a rotation of their own.  Ollama's converter has other names for the two bases."""
+    base = metadata.get("rope.freq_base", metadata.get("rope.global.freq_base", 1e4))
+    of_windows = metadata.get("rope.freq_base_swa", metadata.get("rope.local.freq_base", 1e4))
+    full = {"rope_type": "default", "rope_theta": base}
+    sliding = {"rope_type": "default", "rope_theta": of_windows}
     rope = {"full_attention": full, "sliding_attention": sliding}
     return window(metadata, GEMMA3_PERIOD) | _scale(metadata, GEMMA_27B["gemma3"]) | {"rope_parameters": rope}
 

@@ -68,7 +68,7 @@ COMPUTED: dict[str, Callable[[Any], Any]] = {
     "attention.head_count_kv": lambda config: getattr(config, "num_attention_heads", math.nan),
     "attention.key_length": _head,
     "attention.value_length": _head,
-    "attention.scale": lambda config: _head(config) ** -0.5,
+    "attention.scale": lambda config: (getattr(config, "query_pre_attn_scalar", None) or _head(config)) ** -0.5,
     EPSILON: _epsilon,
     RMS_EPSILON: _epsilon,
     "rope.dimension_count": _rotated,

@@ -34,7 +34,6 @@ NUMBERS = (  # ends of keys with a number
 SIZES = (".embedding_length", ".attention.head_count", ".attention.head_count_kv")  # ends of keys of sizes
 MOST_LAYERS = 1 << 10  # of a file without tensors: a configuration of any number would fill the memory
 ABSENT = (-1, (1 << 32) - 1)  # the id of a special token that a model does not have, with and without a sign
-MOST_LAYERS = 1 << 10
 ORIGINAL = "Give the original model: a folder with safetensors, or its hub id."
 
 
@@ -111,7 +110,8 @@ def _check_types(metadata: dict[str, Any]) -> None:
         is_text = isinstance(value, str)
         if (key in TEXTS and not is_text) or (key.endswith(NUMBERS) and is_text):
             raise ValueError(f"{key} is {value!r}, of the wrong type")
-        if value == 0 and key.endswith(SIZES) and not key.startswith("mamba"):  # Mamba has no heads
+        # Mamba and RWKV have no heads.
+        if value == 0 and key.endswith(SIZES) and not key.startswith(("mamba", "rwkv", "arwkv")):
             raise ValueError(f"{key} is 0")
 
 

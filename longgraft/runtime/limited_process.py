@@ -18,9 +18,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +34,7 @@ FORK, KEEP = b"f", b"k"  # in a child, or in the process itself, whose children 
 NICENESS = 10  # decoding comes first
 # Seconds after which a call is given up.  Only a machine that has no time for it takes so long.
 PATIENCE = 60.0
+MOST_SECONDS = 10.0  # processor time of all calls of a piece of work, such as the tools of one request
 CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from longgraft.runtime.limited_process import serve; serve(int(sys.argv[2]), json.loads(sys.argv[3]))"
@@ -46,7 +48,7 @@ class OverLimit(Exception):
 class NoTime(Exception):
     """The machine had no time for the call."""
 
-    def __init__(self) -> None:
+    def __init__(self, *_: object) -> None:  # a pickled exception is made anew with its message
         super().__init__("The machine is too busy to check the request's constraint. Try again later.")
 
 
@@ -87,9 +89,14 @@ def data_bytes() -> int:
 
 
 class Cancellation:
-    """Ends the calls of a piece of work from another thread."""
+    """Ends the calls of a piece of work, from another thread or when they have taken too much together.
+
+    Attributes:
+        seconds: Processor time that its calls may still take.
+    """
 
     def __init__(self) -> None:
+        self.seconds = MOST_SECONDS
         self._lock = threading.Lock()
         self._cancelled = False
         self._connection: socket.socket | None = None
@@ -151,7 +158,9 @@ class LimitedProcess:
             Cancelled: the `Cancellation` of the current work was cancelled.
             Exception: what the function raised.
         """
-        return self._call(FORK, (limits, function, args))
+        work = _current.get(None) or Cancellation()
+        limits = replace(limits, seconds=min(limits.seconds, work.seconds))
+        return self._call(FORK, (limits, function, args), work)
 
     def keep(self, name: str, function: Callable[..., Any], arguments: Callable[[], Sequence[Any]]) -> None:
         """Calls a function, which must be harmless, once for all later calls.
@@ -162,15 +171,23 @@ class LimitedProcess:
             arguments: Returns its arguments; only called if they are needed.
         """
         with self._lock:
+            process = self._process
             known = self.alive and name in self._kept
-        if not known:
-            self._call(KEEP, (None, function, tuple(arguments())))
-            self._kept.add(name)
+        if known:
+            return
+        work = _current.get(None) or Cancellation()
+        self._call(KEEP, (None, function, tuple(arguments())), work)
+        with self._lock:
+            # A process that was started meanwhile may not be the one that was told.
+            if process is None or process is self._process:
+                self._kept.add(name)
 
-    def _call(self, kind: bytes, message: Any) -> Any:
-        cancellation = _current.get(None) or Cancellation()
+    def _call(self, kind: bytes, message: tuple[Limits | None, Any, Any], cancellation: Cancellation) -> Any:
         ours, theirs = socket.socketpair()
         with ours, cancellation.watching(ours):
+            if cancellation.seconds <= 0:
+                theirs.close()
+                raise OverLimit
             with theirs, self._lock:
                 self._send(kind, theirs)
             ours.settimeout(PATIENCE)
@@ -178,11 +195,14 @@ class LimitedProcess:
                 with ours.makefile("rwb") as stream:
                     pickle.dump(message, stream)
                     stream.flush()
-                    succeeded, result = pickle.load(stream)
+                    succeeded, result, spent = pickle.load(stream)
             except TimeoutError as error:
                 raise NoTime from error
-            except (EOFError, OSError) as error:
+            except (EOFError, OSError, pickle.UnpicklingError) as error:  # it ended, perhaps while it answered
+                if message[0] is not None:
+                    cancellation.seconds -= message[0].seconds
                 raise OverLimit from error
+        cancellation.seconds -= spent
         if succeeded:
             return result
         if isinstance(result, MemoryError):
@@ -228,7 +248,8 @@ def serve(number: int, modules: Sequence[str]) -> None:
         number: File descriptor of the socket over which the connections of calls come.
         modules: What is imported first.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end is seen here
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # they are for the parent, whose end is seen here
+        signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system forgets children that have ended
     for ending in (signal.SIGIO, signal.SIGPROF):
         signal.signal(ending, signal.SIG_DFL)
@@ -242,7 +263,13 @@ def serve(number: int, modules: Sequence[str]) -> None:
         with socket.socket(fileno=descriptors[0]) as connection:
             if kind == KEEP:
                 _answer(connection)
-            elif os.fork() == 0:
+                continue
+            try:
+                child = os.fork()
+            except OSError:  # no memory or no room for another process
+                _send(connection, (False, NoTime(), 0.0))
+                continue
+            if child == 0:
                 control.close()
                 _end_with(connection)
                 with_large_stack(partial(_answer, connection))
@@ -267,4 +294,11 @@ def _answer(connection: socket.socket) -> None:
         except Exception as error:
             answer = False, error
         fcntl.fcntl(connection, fcntl.F_SETFL, 0)  # the other side's reading would end it, too
+        spent = 0.0 if limits is None else time.process_time()
+        pickle.dump((*answer, spent), stream)
+
+
+def _send(connection: socket.socket, answer: tuple[bool, Any, float]) -> None:
+    """Sends an answer to a call that was not read."""
+    with suppress(OSError), connection.makefile("wb") as stream:  # nobody waits
         pickle.dump(answer, stream)

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -99,12 +99,16 @@ class Turns(Generic[Form]):
         self._answers = iter(answers)
         self._most = most
         self._running = set[ServedRequest]()
+        self._begun = False  # an answer has been taken
 
     def cancel(self) -> None:
         """Ends the running answers before their next step, and begins no others."""
         self.cancelled = True
         for served in self._running:
             served.cancel()
+        if not self._begun:  # the first is queued before its turn
+            for served, _ in islice(self._answers, 1):
+                served.cancel()
 
     async def run(self, answer: Callable[[ServedRequest, Form], Awaitable[None]]) -> None:
         """Awaits `answer` for each answer in its turn.  An exception of one ends all."""
@@ -116,7 +120,10 @@ class Turns(Generic[Form]):
                 task.cancel()
 
     async def _take_turns(self, answer: Callable[[ServedRequest, Form], Awaitable[None]]) -> None:
+        if self.cancelled:
+            return
         for served, form in self._answers:
+            self._begun = True
             self._running.add(served)
             try:
                 with client_errors(constraint=served.context.constraint_field):

@@ -118,6 +118,8 @@ def _listed(value: Any, place: str) -> list[Any]:
     """Returns a list, or the one object of which it consists; JSON text is parsed."""
     if isinstance(value, str):
         value = parse_json(value, place)
+    if value is None:
+        return []
     return value if isinstance(value, list) else [value]
 
 
