@@ -479,7 +479,7 @@ def test_answers_stay_the_same_while_recordings_are_dropped(method, monkeypatch)
     [*(("ar", failing) for failing in (1, 2, 3)), *(("eagle3", failing) for failing in range(1, 14, 2))],
 )
 def test_a_recording_without_memory_leaves_the_other_steps_recorded(method, failing):
-    """What is recorded later must not read the tensors of a region that runs eagerly."""
+    """A later recording must not read the tensors of a region that runs eagerly."""
     calls = []
 
     def crowded(region):
