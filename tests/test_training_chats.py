@@ -286,6 +286,11 @@ def test_tools_of_a_row_reach_the_template(field, tmp_path):
     assert text == "[find]<user>Where?\n<assistant>Paris.\n" and learnt == "Paris.\n"
 
 
+def test_a_column_of_tools_that_is_null_means_no_tools(tmp_path):
+    text, _ = learnt_of({"messages": [ASKED, SAID], "tools": "null"}, WHOLE, tmp_path)
+    assert "[find]" not in text and "Paris." in text
+
+
 @pytest.mark.parametrize(
     "value",
     [

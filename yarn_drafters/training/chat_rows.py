@@ -111,6 +111,8 @@ def _tools(row: Mapping[str, Any], place: str) -> tuple[dict[str, Any], ...]:
     if not row.get(name):
         return ()
     tools = _listed(row[name], f"{place}: {name}")
+    if tools == [None]:  # the text of a row without tools in a column of JSON
+        return ()
     return tuple(_function(tool, f"{place}: {name}") for tool in tools)
 
 
@@ -118,8 +120,6 @@ def _listed(value: Any, place: str) -> list[Any]:
     """Returns a list, or the one object of which it consists; JSON text is parsed."""
     if isinstance(value, str):
         value = parse_json(value, place)
-    if value is None:
-        return []
     return value if isinstance(value, list) else [value]
 
 
