@@ -19,8 +19,8 @@ from longgraft.target_model.model import TOPK_ROWS, Target
 from longgraft.target_model.verifier import Verifier
 
 LARGEST = 1024  # tokens of a prefill chunk, as in SpecPV
-# Tokens of a prefill chunk on CUDA.  Launching the kernels of a chunk takes 45 ms on an H100 however many rows it has,
-# and the work of 1,024 rows a sixth of that.
+# Tokens of a prefill chunk on CUDA.  An H100 took 45 ms for a chunk of 1,024 of a 0.5B model, whatever its prefix; a
+# sixth of that is work, by arithmetic.  Larger chunks were not measured yet (benchmarks/gpu, run D).
 ON_CUDA = 8192
 # Attributes of a configuration whose layers score a chunk against its columns with a mask, or in torch operations:
 # temporaries of rows x columns, which grow with the square of a chunk.

@@ -106,7 +106,7 @@ def test_the_trees_of_the_warm_up_are_those_that_graft_would_have_verified():
 
 
 def test_the_cost_of_a_level_is_that_of_a_tree_divided_by_its_levels(monkeypatch):
-    """On this test's clock, a pass of the target takes 2 seconds and drafting a tree takes 9."""
+    """A pass of the target takes 2 seconds on this test's clock, and drafting a tree takes 9."""
     now = [0.0]
 
     def takes(seconds, real):

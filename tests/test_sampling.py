@@ -174,7 +174,7 @@ BROKEN_LOGITS = {
 @pytest.mark.parametrize("damage", BROKEN_LOGITS)
 @pytest.mark.parametrize("draws", [Greedy(), *map(rule, SETTINGS)], ids=str)
 def test_nan_and_infinite_logits_are_an_error_of_the_model_for_every_draw(draws, damage):
-    """On a CPU, and as other devices draw: the whole tree at once, without a host read."""
+    """A CPU draws along the path, and other devices draw the whole tree at once, without a host read."""
     logits, positions = random_logits(6, 48), torch.arange(6)
     logits[4] = BROKEN_LOGITS[damage](logits[4])
     tree = ProposalTree.chain(torch.cat([torch.tensor([0]), draws.draw(logits[:5], positions[:5])]))

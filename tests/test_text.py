@@ -114,7 +114,7 @@ def test_only_the_beginning_of_a_stop_string_is_held_back(text, stops):
 
 @pytest.mark.parametrize("begins", ["a", "ab", "aab", "abaab"])
 def test_a_character_costs_the_same_whatever_the_length_of_a_stop_string(begins):
-    """With 64 strings of 200,000 characters, 134 ms were spent for a token."""
+    """A token once took 7 ms with 64 stop strings of 200,000 characters, after an answer of 4,000."""
 
     class Counted(str):
         looks = 0

@@ -95,7 +95,7 @@ def test_other_positions_are_refused(positions):
 
 @pytest.mark.parametrize("eos", [-1, [-1, 7], [200]])
 def test_end_tokens_outside_the_vocabulary_end_nothing(eos):
-    """By -1 users of transformers say that no token ends the answer."""
+    """Users of transformers give -1 to say that no token ends the answer."""
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
     more = dict(max_new_tokens=8, do_sample=False, eos_token_id=eos)
     ours = model.generate(ids, custom_generate=custom_generate, session=toy_session("graft", "qwen3"), **more)

@@ -29,8 +29,8 @@ from longgraft.target_model.together import together
 LOG = logging.getLogger(__name__)
 SHORT_PROMPT = 128  # prompts with at most so many tokens left are read before longer ones
 PASS_TOKENS = 128  # prefill tokens per shared pass on a CPU, where larger chunks are barely faster
-# Prefill tokens per shared pass on a GPU. There a chunk of 128 takes as long as one of 1,024: an H100 needs 45 ms to
-# launch either.
+# Prefill tokens per shared pass on a GPU.  An H100 took 45 ms for a chunk of 1,024, nearly all of it launches, which
+# a chunk of 128 needs as well.
 PASS_TOKENS_ON_GPU = 2048
 OLDEST_SHARE = 1 / 8  # share of a pass's prefill tokens that is reserved for the oldest prefill
 OLDEST_TOKENS = int(OLDEST_SHARE * PASS_TOKENS)  # of a pass on a CPU
