@@ -29,6 +29,7 @@ TARGET = "target"
 # Names of reports, [n, ...] each
 RANKS = "ranks"
 RANKED = "ranked"
+PROBABILITIES = "probabilities"
 FINAL = "final"
 HIDDEN = "hidden."
 
@@ -344,10 +345,12 @@ class PrefixReader:
 
     def _seen(self, reports: Rows, until: int) -> Observation:
         """Returns the observation of the prompt's first `until` tokens, as if they were read in one pass."""
-        ranked = topk = cache = None
+        ranked = topk = probabilities = cache = None
         if RANKED in reports:
             ranked = reports[RANKED].nonzero().flatten()
             topk = reports[RANKS][sent(ranked, reports[RANKS].device)]
+            if PROBABILITIES in reports:
+                probabilities = reports[PROBABILITIES][sent(ranked, reports[PROBABILITIES].device)]
         if self._wants.cache:
             cache = self.cache
         hidden = {}
@@ -365,6 +368,7 @@ class PrefixReader:
             prompt=True,
             ranked=ranked,
             cache=cache,
+            topk_probabilities=probabilities,
         )
 
 
@@ -397,7 +401,8 @@ def reported(memories: Iterable[Memory]) -> Wants:
 def report_names(wants: Wants) -> list[str]:
     """Returns the names of the reports in `rows_of`."""
     hidden = (f"{HIDDEN}{layer}" for layer in wants.layers)
-    return [*hidden, *[FINAL] * wants.final, *[RANKS, RANKED] * bool(wants.topk)]
+    ranks = [RANKS, RANKED] * bool(wants.topk)
+    return [*hidden, *[FINAL] * wants.final, *ranks, *[PROBABILITIES] * wants.probabilities]
 
 
 def rows_of(seen: Observation, wants: Wants) -> Rows:
@@ -411,8 +416,11 @@ def rows_of(seen: Observation, wants: Wants) -> Rows:
         if ranked is None:
             ranked = torch.arange(n)
         rows[RANKED] = torch.zeros(n, dtype=torch.bool).index_fill(0, ranked, True)
-        rows[RANKS] = seen.topk.new_zeros(n, seen.topk.shape[1])
-        rows[RANKS][sent(ranked, seen.topk.device)] = seen.topk
+        places = sent(ranked, seen.topk.device)
+        for name, reported in ((RANKS, seen.topk), (PROBABILITIES, seen.topk_probabilities)):
+            if reported is not None:
+                rows[name] = reported.new_zeros(n, reported.shape[1])
+                rows[name][places] = reported
     return rows
 
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from toys.continuations import DOUBT, PythonContinuations
 from toys.levels import stop_without_kernels
 
 from longgraft.kernels.build import NotBuilt
-from longgraft.memories.continuations import KEPT, ORDERS, Continuations, NoContinuations, compiled, continuations
+from longgraft.memories.continuations import (
+    KEPT,
+    ORDERS,
+    WIDTH,
+    Continuations,
+    NoContinuations,
+    Rows,
+    compiled,
+    continuations,
+)
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import ProposalTree
@@ -35,6 +45,16 @@ def tokens(model, path: tuple[int, ...] = ()) -> list[int]:
     return [one.token for one in sorted(model.after(path)[0], key=lambda one: -one.probability)]
 
 
+def random_rows(rng: random.Random, nodes: int) -> Rows:
+    """Returns rows of a random tree."""
+    tokens = [rng.randrange(40) for _ in range(nodes)]
+    parents = [-1] + [rng.randrange(node) for node in range(1, nodes)]
+    ids = [[*rng.sample(range(40), WIDTH - 1), -1] for _ in range(nodes)]
+    chances = [[rng.random() / WIDTH for _ in range(WIDTH)] for _ in range(nodes)]
+    whole = np.asarray(tokens, np.int32), np.asarray(parents, np.int32), np.arange(nodes, dtype=np.int32)
+    return Rows(rng.randrange(-1, 40), *whole, np.asarray(ids, np.int32), np.asarray(chances, np.float32))
+
+
 def noisy(seed: int, length: int = 700) -> list[int]:
     """Returns a text of copies of its own spans, random tokens and ends of texts."""
     rng, text = random.Random(seed), [1, 2, 3]
@@ -49,11 +69,14 @@ def test_compiled_continuations_give_the_same_numbers(seed):
     text, python, compiled, rng = noisy(seed), PythonContinuations(), continuations(), random.Random(seed)
     text += [token for n in range(2 * KEPT) for token in (1, 50 + n)] + [1]  # more than a context keeps
     floors = [rng.random() / 50 for _ in range(80)]
+    rows = {begin: random_rows(rng, 30) for begin in range(0, len(text), 100)}
     for begin in range(0, len(text), 100):
         for model in (python, compiled):
             model.extend(text[begin : begin + 100])
             if begin == 300:
                 model.answer()
+            if begin > 100:
+                model.write(rows[begin])
             model.read(text[begin + 90 : begin + 200])  # mostly text that comes later
         for budget in (0, 1, 70, 200):
             assert python.rank([0.0] * budget) == compiled.rank([0.0] * budget)

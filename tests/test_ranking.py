@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from toys.models import VOCAB
-from toys.sessions import toy_parts
 
 from longgraft.budget.expert_weights import FADE, FIRST, ExpertWeights, NodePredictions
 from longgraft.budget.expert_weights import TEXT as TRUST
-from longgraft.budget.node_ranking import ROW, RankedProposer
+from longgraft.budget.node_ranking import RankedProposer
+from longgraft.memories.continuations import WIDTH, Rows
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
@@ -68,9 +68,8 @@ def test_probabilities_of_drafter_and_text_are_mixed_beside_drafted_nodes():
     text = text_memory(TEXT)
     tree = RankedProposer(text, Fixed(drafted(CHANCES, 2))).propose(Ask(2, 30, 0))
     found = paths(tree)
-    # Below the root the longest context is "1 2", which was followed by 3; rows have no weight.
-    drafter = 1 - TRUST[2] - 0.05
-    weight = TRUST[2] / (TRUST[2] + drafter)
+    # Below the root the longest context is "1 2", which was followed by 3.
+    weight = TRUST[2]
     assert found[3,] == pytest.approx((1 - weight) * 0.5 + weight * text_probabilities(())[3])
     assert found[7,] == pytest.approx((1 - weight) * 0.3)
     # Below a leaf and below a remembered node only the text predicts: "1 2 3 9" was followed by 8.
@@ -91,37 +90,45 @@ def test_a_smaller_tree_is_the_most_probable_part_of_a_larger_one():
         assert min(part.values()) >= max(p for path, p in whole.items() if path not in part)
 
 
-def test_rows_have_weight_beside_drafted_nodes_only():
-    parts = toy_parts()
-    rows = parts.rows()
-    rows.matrix.update(torch.arange(VOCAB), torch.full((VOCAB, 8), 40, dtype=torch.int32) + torch.arange(8).int())
-    found = paths(RankedProposer(text_memory(TEXT), Fixed(drafted(CHANCES, 2)), rows).propose(Ask(2, 90, 0)))
-    for rank, probability in enumerate(ROW):
-        assert found[40 + rank,] == pytest.approx(0.05 * probability)
-    assert not any(path[-1] >= 40 for path in found if path[:-1] not in {(), (3,), (7,)})
+def row_of(token: int, *ids: int) -> Rows:
+    """Returns the row of a token: these ids, each with a probability of 0.2."""
+    row = np.full((1, WIDTH), -1, np.int32)
+    row[0, : len(ids)] = ids
+    one = np.asarray([token], np.int32), np.asarray([-1], np.int32), np.zeros(1, np.int32)
+    return Rows(-1, *one, row, np.full((1, WIDTH), 0.2, np.float32))
 
 
-def test_weights_follow_the_experts_that_predicted_the_tokens():
-    weights, said = ExpertWeights(), NodePredictions(2, True, {5: (0.9, 0.1, 0.0), 6: (0.0, 0.5, 0.5)})
+def test_a_row_has_a_first_weight_beside_drafted_nodes_where_the_text_knows_nothing():
+    text = text_memory([1, 2, 3, 30])
+    text.known().write(row_of(30, 40, 41))
+    found = paths(RankedProposer(text, Fixed(drafted({(7,): 0.5}, 30))).propose(Ask(30, 30, 0)))
+    assert found[40,] == found[41,] == pytest.approx(0.05 * 0.2)
+    assert found[7,] == pytest.approx(0.95 * 0.5)
+
+
+def test_weights_follow_the_expert_that_predicted_the_tokens():
+    weights = ExpertWeights()
+    said = NodePredictions(2, {5: (0.9, 0.1), 6: (0.0, 0.5)})
     tree = ProposalTree.chain(torch.tensor([4, 5]))
-    before = weights.weights_for(said)
-    assert before == pytest.approx([TRUST[2], 1 - TRUST[2] - 0.05, 0.05])
+    before = weights.of_text(said)
+    assert before == pytest.approx(TRUST[2])
     weights.expect(tree, [said, None])
     weights.observe(Observation(tree, torch.arange(2), 7))
-    share = before[0] * 0.9 / (before[0] * 0.9 + before[1] * 0.1)
-    whole = FADE * FIRST + 1
-    assert weights.weights_for(said) == pytest.approx(
-        [
-            (FADE * FIRST * before[0] + share) / whole,
-            (FADE * FIRST * before[1] + 1 - share) / whole,
-            FADE * FIRST * before[2] / whole,
-        ]
-    )
+    share = before * 0.9 / (before * 0.9 + (1 - before) * 0.1)
+    assert weights.of_text(said) == pytest.approx((FADE * FIRST * before + share) / (FADE * FIRST + 1))
     learnt, another = weights.mark(), ProposalTree.chain(torch.tensor([4]))
     for seen, token in ((another, 5), (tree, 9)):  # another tree, and a token that none predicted
         weights.expect(tree, [said, None])
         weights.observe(Observation(seen, torch.arange(1), token))
         assert weights.mark() == learnt
-    assert weights.weights_for(NodePredictions(0, True, {}))[0] == 0
-    assert weights.weights_for(NodePredictions(2, False, {}))[2] == 0
-    assert sum(weights.weights_for(NodePredictions(32, False, {}))) == pytest.approx(1)
+
+
+def test_a_text_without_a_prediction_has_no_weight_and_learns_nothing():
+    weights = ExpertWeights()
+    silent = NodePredictions(0, {5: (0.0, 0.1)})
+    assert weights.of_text(silent) == 0
+    before = weights.mark()
+    tree = ProposalTree.chain(torch.tensor([4, 5]))
+    weights.expect(tree, [silent, None])
+    weights.observe(Observation(tree, torch.arange(2), 7))
+    assert weights.mark() == before

@@ -1,4 +1,4 @@
-"""Weights of three experts (text, drafter, matrix row) that predict the same node's successors."""
+"""Weights of two experts, the text and the drafter, that predict the same node's successors."""
 
 from __future__ import annotations
 
@@ -11,29 +11,33 @@ from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import ProposalTree
 
 HALF = 16  # tokens of the text's longest context with which the text's first weight is one half
-ROW = 0.05  # first weight of the matrix row; the drafter has the rest
+ROW = 0.05  # first weight of a row of the target's predictions where the text has no context
 # First weights of the text.
-TEXT = tuple((1.0 - ROW) * longest / (longest + HALF) for longest in (0, *ORDERS))
+TEXT = (ROW, *(longest / (longest + HALF) for longest in ORDERS))
 FIRST = 30.0  # weight of these first values, in tokens
 FADE = 0.99  # decay of what was learnt, per token
 
-Probabilities = tuple[float, float, float]
-"""A token's probabilities by the text, the drafter and the matrix row."""
+Probabilities = tuple[float, float]
+"""A token's probabilities by the text and by the drafter."""
 
 
 @dataclass(frozen=True)
 class NodePredictions:
     """The experts' predictions for one node."""
 
-    longest: int  # length of the text's longest context, in tokens
-    row: bool  # True if the matrix has a row
+    longest: int  # length of the text's longest context, in tokens; 0: only a row predicts, or nothing
     probabilities: Mapping[int, Probabilities]  # by successor
+
+    @property
+    def by_text(self) -> bool:
+        """True if the text predicts anything."""
+        return any(text > 0.0 for text, _ in self.probabilities.values())
 
 
 class ExpertWeights(Memory):
-    """A linear mixture of three experts, with separate weights for each length of the text's longest context.
+    """A linear mixture of two experts, with a separate weight for each length of the text's longest context.
 
-    The weights are those under which the committed tokens were most probable (expectation maximization, one
+    The weight is the one under which the committed tokens were most probable (expectation maximization, one
     step per token).
     """
 
@@ -43,19 +47,17 @@ class ExpertWeights(Memory):
         self.reset(0)
 
     def reset(self, capacity: int) -> None:
-        self._learnt = [[FIRST * text, FIRST * (1.0 - text - ROW), FIRST * ROW] for text in TEXT]
+        # By length: [tokens that the text predicted, all tokens], both fading.
+        self._learnt = [[FIRST * text, FIRST] for text in TEXT]
         self._tree: ProposalTree | None = None
         self._predictions: Sequence[NodePredictions | None] = ()
 
-    def weights_for(self, predictions: NodePredictions) -> list[float]:
-        """Returns the weights of the three experts, which sum to 1; an expert without a prediction gets 0."""
-        text, drafter, row = self._learnt[_place(predictions)]
-        if not predictions.longest:
-            text = 0.0
-        if not predictions.row:
-            row = 0.0
-        whole = text + drafter + row
-        return [text / whole, drafter / whole, row / whole]
+    def of_text(self, predictions: NodePredictions) -> float:
+        """Returns the text's weight; the drafter has the rest."""
+        if not predictions.by_text:
+            return 0.0
+        by_text, tokens = self._learnt[_place(predictions)]
+        return by_text / tokens
 
     def expect(self, tree: ProposalTree, predictions: Sequence[NodePredictions | None]) -> None:
         """Announces that this tree is verified next.
@@ -70,18 +72,18 @@ class ExpertWeights(Memory):
         if seen.tree is self._tree:
             for node, token in zip(seen.path.tolist(), seen.following.tolist(), strict=True):
                 predictions = self._predictions[node]
-                if predictions and token in predictions.probabilities:
+                if predictions and predictions.by_text and token in predictions.probabilities:
                     self._learn(predictions, predictions.probabilities[token])
         self._tree = None
         self._predictions = ()
 
     def _learn(self, predictions: NodePredictions, probabilities: Probabilities) -> None:
-        weights = self.weights_for(predictions)
-        shares = [weight * probability for weight, probability in zip(weights, probabilities, strict=True)]
-        whole = sum(shares)
+        weight = self.of_text(predictions)
+        text, drafter = probabilities
+        whole = weight * text + (1.0 - weight) * drafter
         if whole:
             learnt = self._learnt[_place(predictions)]
-            learnt[:] = [FADE * before + share / whole for before, share in zip(learnt, shares, strict=True)]
+            learnt[:] = [FADE * learnt[0] + weight * text / whole, FADE * learnt[1] + 1.0]
 
     def mark(self) -> list[list[float]]:
         return [list(weights) for weights in self._learnt]

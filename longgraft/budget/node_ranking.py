@@ -12,28 +12,23 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
 from longgraft.budget.expert_weights import ExpertWeights, NodePredictions
-from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Ask, Proposer, memories_of
 from longgraft.protocol.pruning import PruningPolicy
 from longgraft.runtime.clock import Clock
-from longgraft.runtime.devices import sent
 from longgraft.trees.padded import on_host
-from longgraft.trees.templates import WEIGHTS
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 POOL = 4  # drafted nodes that are ranked, as a multiple of the tree's nodes
-ROW = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)  # probabilities of a matrix row's entries, by rank
 
 
 @dataclass(slots=True)
 class _Child:
     """A successor of a node."""
 
-    text: float = 0.0  # its probability by the text
+    text: float = 0.0  # its probability by the text and its rows
     drafter: float = 0.0  # its probability by the drafter
-    row: float = 0.0  # its probability by the matrix row
     drafted: int = -1  # its drafted node or -1
     origin: int = 0
 
@@ -44,7 +39,6 @@ class _Drafted:
 
     # By node, its children: (token, conditional probability, node).
     children: dict[int, list[tuple[int, float, int]]] = field(default_factory=dict)
-    rows: dict[int, list[int]] = field(default_factory=dict)  # the matrix row of each expanded node, best first
     origin: list[int] = field(default_factory=list)  # origin bits by node
     stage: int | None = None  # as in `ProposalTree`
 
@@ -62,13 +56,12 @@ class _Node:
 class RankedProposer:
     """Proposes the `budget` most probable nodes of all that a drafter and the memories predict.
 
-    A node's successors are the drafter's, those that followed its path's contexts in the text, and next to drafted ones
-    the matrix row's.  Their probabilities are mixed (`ExpertWeights`); a path's probability is the product.
+    A node's successors are the drafter's, and those that the text predicts.  Their probabilities are mixed
+    (`ExpertWeights`); a path's probability is the product.
 
     Args:
-        text: The text; None: it is not ranked.
+        text: The text, and the target's predictions if it has rows; None: it is not ranked.
         drafter: What proposes nodes with probabilities (nodes without are left out); None: only the text is ranked.
-        rows: The matrix; None: none is used, and no top-k is wanted.
         clock: What measures the parts of a step.
         pool: Drafted nodes, as a multiple of the tree's nodes: more than 1 if they cost nothing.
     """
@@ -77,18 +70,18 @@ class RankedProposer:
         self,
         text: PartialMatching | None,
         drafter: Proposer | None = None,
-        rows: AdjacencyMemory | None = None,
         clock: Clock | None = None,
         *,
         pool: int = POOL,
     ) -> None:
         self.text = text
         self.drafter = drafter
-        self.rows = rows
         self.clock = clock or Clock()
         self.pool = pool
         self.weights = ExpertWeights()
-        memories: list[Memory] = [memory for memory in (text, rows) if memory is not None]
+        memories: list[Memory] = []
+        if text is not None:
+            memories.append(text)
         if drafter is not None:
             memories.append(self.weights)
             # They may include the same text.
@@ -142,11 +135,6 @@ class RankedProposer:
             if not (logs[node] > -math.inf and logs[parent] > -math.inf):
                 continue  # the score is nan, or the path impossible
             read.children.setdefault(parent, []).append((tokens[node], math.exp(logs[node] - logs[parent]), node))
-        if self.rows is not None and read.children:
-            rows = self.rows.matrix.rows
-            expanded = drafted.tokens[list(read.children)]
-            successors = rows[sent(expanded, rows.device)].tolist()
-            read.rows = dict(zip(read.children, successors, strict=True))
         return read
 
     def _rank(
@@ -199,19 +187,10 @@ class RankedProposer:
             node.longest = 0
         if not below:
             return [(token, child, child.text) for token, child in children.items()]
-        row = drafted.rows.get(node.place, ())
-        for probability, token in zip(ROW, row, strict=False):
-            if token >= 0:
-                child = children.setdefault(token, _Child())
-                child.row = probability
-                child.origin |= RETRIEVED
-        predictions = {token: (child.text, child.drafter, child.row) for token, child in children.items()}
-        node.predictions = NodePredictions(node.longest, bool(row), predictions)
-        by_text, by_drafter, by_row = self.weights.weights_for(node.predictions)
-        return [
-            (token, child, by_text * child.text + by_drafter * child.drafter + by_row * child.row)
-            for token, child in children.items()
-        ]
+        predictions = {token: (child.text, child.drafter) for token, child in children.items()}
+        node.predictions = NodePredictions(node.longest, predictions)
+        text = self.weights.of_text(node.predictions)
+        return [(token, child, text * child.text + (1.0 - text) * child.drafter) for token, child in children.items()]
 
 
 def _logs(probabilities: Sequence[float]) -> list[float]:

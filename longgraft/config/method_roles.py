@@ -21,7 +21,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         "graft",
         *(
             f"{who}+budget=60"
-            for who in ("graft-x", "graft-x+pruning=none", "graft-x+matrix=false", "graft-x+text=false", "graft-x-text")
+            for who in ("graft-x", "graft-x+pruning=none", "graft-x+rows=false", "graft-x+text=false", "graft-x-text")
         ),
     ),
     # Contribution of choosing budgets by cost, and within it of the drafter, the text and probing.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@ namespace {
 // The first two lines are those of continuations.py.
 constexpr int ORDERS[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
 constexpr int COUNT = 10, FAR = 32, LEVELS = 4, KEPT = 24;
+constexpr int WIDTH = 8;                // as there: tokens of a row
 // A rate is the probability that the next token is one of a context's continuations, if it is none of a longer context's.
 // A context of n tokens begins with n / (n + DOUBT), which weighs as many trials as STRENGTH.  An answer begins with as
 // many of its prompt, and of earlier answers.
@@ -21,6 +23,12 @@ constexpr double DOUBT = 2.0, STRENGTH = 8.0;
 constexpr int KINDS = 6;                // bins for what followed a context: one token or several, 1, 2 to 3 or more times
 // Rates of longest contexts, by order and kind; then by order those of shorter contexts and those of passages.
 constexpr int SHORTER = COUNT * KINDS, PASSAGES = SHORTER + COUNT, RATES = PASSAGES + COUNT;
+
+// Where there is a row, the text's distribution has a share that is learnt, by the length of the text's longest context
+// (below 2, 4, 12 tokens or longer) and by its largest probability (in fifths).  It begins with 1 - d (1 - top), where
+// d = SHARED / (length + SHARED), which weighs as many tokens as FIRST; what was learnt decays by FADE a token.
+constexpr int LENGTHS[] = {2, 4, 12}, TOPS = 5, SHARES = 4 * TOPS;
+constexpr double SHARED = 4.0, FIRST = 8.0, FADE = 0.995;
 constexpr uint64_t BASE = 0x9E3779B97F4A7C15ull, MIXED = 0xD6E8FEB86659FD93ull;    // odd, at random
 
 struct Seen { int32_t token; uint32_t count; };
@@ -35,8 +43,11 @@ struct Context {
 struct Ends {
     uint64_t hash[FAR + 1];
     int32_t length;             // tokens that a context can have
+    int32_t last[2];            // the last token and the one before, if it has so many
 
     void add(int32_t token) {
+        last[1] = last[0];
+        last[0] = token;
         std::memmove(hash + 1, hash, FAR * sizeof hash[0]);
         hash[0] = hash[1] * BASE + static_cast<uint32_t>(token + 2);
         length = std::min(length + 1, FAR);
@@ -63,6 +74,41 @@ struct Rate {
 };
 
 struct Child { int32_t token; double probability; };
+
+// What the target said last after a token, or after two: its most probable next tokens, the best first.
+struct Row {
+    int32_t tokens[WIDTH];
+    float probabilities[WIDTH];
+};
+
+// Rows by context; the latest stands.
+class Rows {
+public:
+    // The row after the last two tokens, or else after the last one, or null.
+    const Row* find(const Ends& of) const {
+        if (of.length > 1)
+            if (const auto found = rows.find(key(of.last[1], of.last[0])); found != rows.end()) return &found->second;
+        if (!of.length) return nullptr;
+        const auto found = rows.find(key(-1, of.last[0]));
+        return found == rows.end() ? nullptr : &found->second;
+    }
+
+    // before: the token before `last`, or -1
+    void write(int32_t before, int32_t last, const Row& row) {
+        rows[key(-1, last)] = row;
+        if (before >= 0) rows[key(before, last)] = row;
+    }
+
+private:
+    std::unordered_map<uint64_t, Row> rows;
+
+    static uint64_t key(int32_t before, int32_t last) {
+        return static_cast<uint64_t>(static_cast<uint32_t>(before)) << 32 | static_cast<uint32_t>(last);
+    }
+};
+
+// The text's share of a prediction, as sums over tokens; no tokens yet where `all` is 0.
+struct Share { double text, all; };
 
 uint64_t key_of(const Ends& ends, int i) {
     const int n = ORDERS[i];
@@ -117,6 +163,8 @@ struct Model {
     std::vector<uint32_t> stamps;       // by token: the lookup that last had it
     uint32_t stamp = 0;
     std::vector<Rate> rates, taught;    // those of this text, and those that its answer begins with, too
+    Rows rows;
+    Share shares[SHARES] = {};
     bool answering = false;
     Ends ends{};
     std::vector<Seen> found;
@@ -179,8 +227,8 @@ struct Model {
         return {longest, reach};
     }
 
-    // -> as `contexts`; out: the continuations
-    std::pair<int, int> after(const Ends& of, int most, std::vector<Child>& out) {
+    // -> as `contexts`; out: the continuations by the text alone
+    std::pair<int, int> followed(const Ends& of, int most, std::vector<Child>& out) {
         out.clear();
         const auto longest = contexts(of, most);
         double rest = 1.0;
@@ -194,6 +242,56 @@ struct Model {
             rest *= 1.0 - rate;
         }
         return longest;
+    }
+
+    // The share of a text whose longest context has this order, by index, and which says this.
+    Share& share_of(int order, const std::vector<Child>& text) {
+        double top = 0.0;
+        for (const Child& child : text) top = std::max(top, child.probability);
+        const int length = ORDERS[order];
+        const int bin = static_cast<int>(std::upper_bound(LENGTHS, LENGTHS + 3, length) - LENGTHS);
+        Share& share = shares[bin * TOPS + std::min(TOPS - 1, static_cast<int>(top * TOPS))];
+        if (share.all == 0.0) share = {FIRST * (1.0 - SHARED / (length + SHARED) * (1.0 - top)), FIRST};
+        return share;
+    }
+
+    // -> as `contexts`; out: the continuations by the text, and by the row of the last tokens if there is one
+    std::pair<int, int> after(const Ends& of, int most, std::vector<Child>& out) {
+        const auto longest = followed(of, most, out);
+        const Row* row = rows.find(of);
+        if (!row) return longest;
+        double text = 0.0;
+        if (!out.empty()) {
+            const Share& share = share_of(longest.second, out);
+            text = share.text / share.all;
+        }
+        for (Child& child : out) child.probability *= text;
+        const size_t known = out.size();
+        for (int i = 0; i < WIDTH && row->tokens[i] >= 0; ++i) {
+            const double probability = (1.0 - text) * row->probabilities[i];
+            const auto same = std::find_if(out.begin(), out.begin() + known,
+                                           [&](const Child& child) { return child.token == row->tokens[i]; });
+            if (same != out.begin() + known) same->probability += probability;
+            else out.push_back({row->tokens[i], probability});
+        }
+        return longest;
+    }
+
+    // Learns the text's share from the next token (expectation maximization, a step a token).
+    void share(int32_t token) {
+        const Row* row = rows.find(ends);
+        if (!row) return;
+        std::vector<Child> text;
+        const auto longest = followed(ends, COUNT - 1, text);
+        if (text.empty()) return;
+        Share& share = share_of(longest.second, text);
+        double by_text = 0.0, by_row = 0.0;
+        for (const Child& child : text)
+            if (child.token == token) by_text = share.text / share.all * child.probability;
+        for (int i = 0; i < WIDTH; ++i)
+            if (row->tokens[i] == token) by_row = (1.0 - share.text / share.all) * row->probabilities[i];
+        if (by_text + by_row > 0.0)
+            share = {FADE * share.text + by_text / (by_text + by_row), FADE * share.all + 1.0};
     }
 
     void answer() {
@@ -217,7 +315,10 @@ struct Model {
     }
 
     void extend(int32_t token) {
-        if (token >= 0) learn(token);
+        if (token >= 0) {
+            if (answering) share(token);
+            learn(token);
+        }
         own.count(ends, token);
     }
 
@@ -282,7 +383,32 @@ int64_t longgraft_text_read(Model* model, const int32_t* passage, int64_t n) {
     return tried([&] { return model->read(passage, n), 0; });
 }
 
-// path [n] -> how many continuations; tokens, probabilities: room for LEVELS * KEPT; longest: [1]
+// Rows of some nodes of a tree, in writing order.
+//     before: the token before the root, or -1
+//     tokens, parents: [n], of the tree
+//     nodes: [m]; ids, probabilities: [m, WIDTH], of their rows, an id of -1 where a row is shorter
+int64_t longgraft_text_rows(Model* model, int64_t before, const int32_t* tokens, const int32_t* parents, int64_t m,
+                            const int32_t* nodes, const int32_t* ids, const float* probabilities) {
+    return tried([&] {
+        for (int64_t i = 0; i < m; ++i) {
+            const int32_t node = nodes[i], parent = parents[node];
+            Row row;
+            std::memcpy(row.tokens, ids + i * WIDTH, sizeof row.tokens);
+            std::memcpy(row.probabilities, probabilities + i * WIDTH, sizeof row.probabilities);
+            model->rows.write(parent < 0 ? static_cast<int32_t>(before) : tokens[parent], tokens[node], row);
+        }
+        return 0;
+    });
+}
+
+// shares: SHARES pairs, which are read, or written if `set`
+int64_t longgraft_text_shares(Model* model, double* shares, int64_t set) {
+    if (set) std::memcpy(model->shares, shares, sizeof model->shares);
+    else std::memcpy(shares, model->shares, sizeof model->shares);
+    return SHARES;
+}
+
+// path [n] -> how many continuations; tokens, probabilities: room for LEVELS * KEPT + WIDTH; longest: [1]
 int64_t longgraft_text_after(Model* model, const int32_t* path, int64_t n, int32_t* tokens,
                              double* probabilities, int32_t* longest) {
     return tried([&] {

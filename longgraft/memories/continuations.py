@@ -5,7 +5,9 @@ that was seen before and goes on to shorter ones, at most LEVELS in all.  Each c
 probability, for those of its tokens that the longer contexts did not have.  The share is learned: how often was the
 next token among such tokens in similar contexts (secondary escapes of PPMII, Shkarin 2002)?  Passages of a corpus are
 counted apart.  They take part only if they match a longer context than the text does; their share is learned by its
-length.  `continuations.cpp` does the work, and holds the other constants.
+length.  Rows are what the target model itself predicted after a token, or after two; where there is one, both
+distributions are mixed (docs/choices.md, rows beside the text).  `continuations.cpp` does the work, and holds the other
+constants.
 """
 
 from __future__ import annotations
@@ -25,11 +27,33 @@ ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # context lengths, in tokens
 FAR = ORDERS[-1]  # longest context
 LEVELS = 4  # contexts that are blended
 KEPT = 24  # continuations that a context keeps, the newest ones
+WIDTH = 8  # tokens of a row
 RATES = (6 + 2) * len(ORDERS)  # rates that are learnt, as continuations.cpp describes
+SHARES = 4 * 5  # shares of the text that are learnt, likewise
 
 RankedPaths = tuple[list[int], list[int], list[float], list[int]]
 """By node: tokens, parents, probabilities, lengths of the contexts that predicted them.  The root comes first; its
 token 0 is a placeholder."""
+
+
+class Rows(NamedTuple):
+    """The target's most probable next tokens at m nodes of a tree of n nodes, in writing order.
+
+    Attributes:
+        before: The token before the tree's root; -1: none.
+        tokens: [n] int32.
+        parents: [n] int32.
+        nodes: [m] int32, whose rows these are.
+        ids: [m, WIDTH] int32, best first; -1 where there are fewer.
+        probabilities: [m, WIDTH] float32.
+    """
+
+    before: int
+    tokens: np.ndarray
+    parents: np.ndarray
+    nodes: np.ndarray
+    ids: np.ndarray
+    probabilities: np.ndarray
 
 
 class Continuation(NamedTuple):
@@ -46,6 +70,9 @@ class Continuations(Protocol):
     def rates(self) -> np.ndarray | None:
         """[RATES, 2] float64: hits and trials of contexts of each kind.  No tokens are among them."""
 
+    shares: np.ndarray
+    """[SHARES, 2] float64: what was learnt of the text's share beside rows.  It can be set."""
+
     def answer(self) -> None:
         """Marks the beginning of the answer, which may repeat more or less than its prompt does."""
 
@@ -54,6 +81,9 @@ class Continuations(Protocol):
 
     def read(self, passage: Sequence[int]) -> None:
         """Counts continuations in a passage of a corpus, which may contain the end of this text."""
+
+    def write(self, rows: Rows) -> None:
+        """Writes rows: each stands for the last token of its node's path, and for the last two if there are two."""
 
     def after(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
         """Returns what may follow the text and this path, and the length of the longest context."""
@@ -74,7 +104,7 @@ class CompiledContinuations:
         self._model = functions.longgraft_text_new(None if rates is None else _at(rates))
         # Without atexit it would run at the interpreter's end, when a thread may still decode.
         finalize(self, functions.longgraft_text_free, self._model).atexit = False
-        room = LEVELS * KEPT
+        room = LEVELS * KEPT + WIDTH
         self._after = np.empty(room, np.int32), np.empty(room), np.empty(1, np.int32)
 
     @property
@@ -82,6 +112,16 @@ class CompiledContinuations:
         rates = np.empty((RATES, 2))
         self._functions.longgraft_text_rates(self._model, _at(rates))
         return rates
+
+    @property
+    def shares(self) -> np.ndarray:
+        shares = np.empty((SHARES, 2))
+        self._functions.longgraft_text_shares(self._model, _at(shares), 0)
+        return shares
+
+    @shares.setter
+    def shares(self, shares: np.ndarray) -> None:
+        self._functions.longgraft_text_shares(self._model, _at(shares), 1)
 
     def answer(self) -> None:
         self._functions.longgraft_text_answer(self._model)
@@ -93,6 +133,18 @@ class CompiledContinuations:
     def read(self, passage: Sequence[int]) -> None:
         array = np.asarray(passage, dtype=np.int32)
         self._functions.longgraft_text_read(self._model, _at(array), len(array))
+
+    def write(self, rows: Rows) -> None:
+        self._functions.longgraft_text_rows(
+            self._model,
+            rows.before,
+            _at(rows.tokens),
+            _at(rows.parents),
+            len(rows.nodes),
+            _at(rows.nodes),
+            _at(rows.ids),
+            _at(rows.probabilities),
+        )
 
     def after(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
         array = np.asarray(path, dtype=np.int32)
@@ -127,8 +179,12 @@ class NoContinuations:
     """`Continuations` that count and predict nothing, where nothing is compiled: the answer stays the same."""
 
     rates = None
+    shares = np.empty((0, 2))
 
     def answer(self) -> None:
+        pass
+
+    def write(self, rows: Rows) -> None:
         pass
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -167,6 +223,8 @@ def compiled() -> ctypes.CDLL | NotBuilt:
         ("rates", number, [pointer, pointer]),
         ("extend", number, [pointer, pointer, number]),
         ("read", number, [pointer, pointer, number]),
+        ("rows", number, [pointer, number, pointer, pointer, number, *[pointer] * 3]),
+        ("shares", number, [pointer, pointer, number]),
         ("rank", number, [pointer, number, *[pointer] * 5]),
         ("after", number, [pointer, pointer, number, *[pointer] * 3]),
     ):

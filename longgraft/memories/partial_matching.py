@@ -1,4 +1,4 @@
-"""The committed text and the predicted outputs, as a distribution of what follows."""
+"""The committed text, the predicted outputs and the target's own predictions, as a distribution of what follows."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from longgraft.corpora import Corpus
-from longgraft.memories.continuations import FAR, ORDERS, Continuations, continuations
+from longgraft.memories.continuations import FAR, ORDERS, WIDTH, Continuations, Rows, continuations
 from longgraft.memories.token_history import BETWEEN
 from longgraft.protocol.memory import Memory
-from longgraft.protocol.observation import Observation
+from longgraft.protocol.observation import Observation, Wants
 
 
 class PartialMatching(Memory):
     """Prediction by partial matching (`Continuations`) over all texts that the answer may repeat.
+
+    Args:
+        rows: Learn what the target predicts, too: at accepted and rejected nodes, and at the last occurrence of each
+            token of the prompt.
 
     Attributes:
         text: The committed tokens, including the root.
@@ -25,7 +31,9 @@ class PartialMatching(Memory):
     name = "text"
     reads_corpora = True
 
-    def __init__(self) -> None:
+    def __init__(self, rows: bool = False) -> None:
+        if rows:
+            self.wants = Wants(topk=WIDTH, probabilities=True)
         # What earlier answers taught about the text's probabilities.
         self._rates: np.ndarray | None = None
         self._clear()
@@ -34,6 +42,7 @@ class PartialMatching(Memory):
         self.text: list[int] = []
         self._before: list[int] = []  # predictions, each followed by BETWEEN
         self._corpora: list[Corpus] = []
+        self._rows: list[Rows] = []  # all that were written
         self._answer: int | None = None  # index in `text` after the answer's first token
         self._counts = continuations(self._rates)
 
@@ -55,9 +64,17 @@ class PartialMatching(Memory):
             self._answer = len(self.text)
             self._counts.answer()
         kept = seen.kept.tolist()
+        before = self.text[-2] if len(self.text) > 1 else -1
         # The first kept token was the last observation's next token.
         self.extend([*(kept[1:] if self.text else kept), seen.next_token])
+        if self.wants.topk:
+            # After the text, which teaches how far the rows that were there before can be trusted.
+            self._write(_rows(seen, before))
         self._read()
+
+    def _write(self, rows: Rows) -> None:
+        self._rows.append(rows)
+        self._counts.write(rows)
 
     def _read(self) -> None:
         """Reads passages of the corpora that go on where the text ends, if their context is longer than the text's own.
@@ -88,16 +105,50 @@ class PartialMatching(Memory):
         if self._answer is not None:
             self._counts.answer()
             self._counts.extend(self.text[self._answer :])
+        for rows in self._rows:
+            self._counts.write(rows)
         self._read()
 
     def mark(self) -> Any:
-        return self._before.copy(), self.text.copy(), self._answer, self._rates
+        return self._before.copy(), self.text.copy(), self._answer, self._rates, self._rows.copy(), self._counts.shares
 
     def rewind(self, mark: Any) -> None:
-        before, text, self._answer, self._rates = mark
+        before, text, self._answer, self._rates, rows, shares = mark
         self._before = before.copy()
         self.text = text.copy()
+        self._rows = rows.copy()
         self._count()
+        self._counts.shares = shares
 
     def release(self) -> None:
         self.reset(0)
+
+
+def _rows(seen: Observation, before: int) -> Rows:
+    """Returns an observation's rows, in writing order: the later of two for one context stands.
+
+    So rejected nodes come first, the least probable ones before the others, and then the path.  A prompt's rows stand
+    for one token only: then they do not depend on how it was cut into chunks.
+    """
+    assert seen.topk is not None and seen.topk_probabilities is not None
+    nodes = seen.ranked
+    parents = seen.tree.parents
+    if seen.prompt:
+        before = -1
+        parents = torch.full_like(parents, -1)
+    if nodes is None:
+        rejected = torch.ones(len(seen.tree), dtype=torch.bool)
+        rejected[seen.path] = False
+        nodes = torch.cat([rejected.nonzero().flatten().flip(0), seen.path])
+    picked = torch.arange(len(nodes)) if seen.ranked is not None else nodes
+    ids = seen.topk[:, :WIDTH].cpu()[picked]
+    probabilities = seen.topk_probabilities[:, :WIDTH].cpu()[picked]
+    short = WIDTH - ids.shape[1]  # a vocabulary may have fewer tokens
+    return Rows(
+        before,
+        seen.tree.tokens.int().numpy(),
+        parents.int().numpy(),
+        nodes.int().numpy(),
+        pad(ids, (0, short), value=-1).int().contiguous().numpy(),
+        pad(probabilities, (0, short)).float().contiguous().numpy(),
+    )

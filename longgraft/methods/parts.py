@@ -93,9 +93,12 @@ class Parts:
         """Returns the memory of all committed tokens."""
         return self.one(("history",), TokenHistory)
 
-    def text(self) -> PartialMatching:
-        """Returns the memory of all committed tokens as a distribution of what follows."""
-        return self.one(("text",), PartialMatching)
+    def text(self, rows: bool = False) -> PartialMatching:
+        """Returns the memory of all committed tokens as a distribution of what follows.
+
+        rows: learn what the target predicts, too
+        """
+        return self.one(("text", rows), lambda: PartialMatching(rows))
 
     def rows(self, warm: bool = True, unseen: int = UNSEEN, shared: bool = False, **kind: bool) -> AdjacencyMemory:
         """Returns the adjacency matrix.

@@ -25,6 +25,7 @@ class Wants:
             ascending.
         final: True if the hidden states after the final norm are reported.
         topk: Number of most probable next tokens; 0: none.
+        probabilities: True if the probabilities of these tokens are reported.
         cache: True if the target's KV cache of committed rows is reported.
         queries: Number of last kept nodes whose queries are reported for every layer; such a pass has no
             fixed shape.
@@ -34,6 +35,7 @@ class Wants:
     layers: tuple[int, ...] = ()
     final: bool = False
     topk: int = 0
+    probabilities: bool = False
     cache: bool = False
     queries: int = 0
     prompt_queries: int = 0
@@ -44,6 +46,7 @@ class Wants:
             tuple(sorted({*self.layers, *other.layers})),
             self.final or other.final,
             max(self.topk, other.topk),
+            self.probabilities or other.probabilities,
             self.cache or other.cache,
             max(self.queries, other.queries),
             max(self.prompt_queries, other.prompt_queries),
@@ -86,12 +89,13 @@ class Observation:
         path: [a] int64 node indices from the root to the last kept node.
         next_token: The token after the path: the next root (or the next chunk's first token).
         topk: [n, K] int32, the target's most probable next tokens per node, best first; None unless wanted.
+        topk_probabilities: [n, K] float32, their probabilities at temperature 1; None unless wanted.
         hidden: Wanted layer -> [a, H], its input at the kept nodes.
         final: [a, H] after the final norm at the kept nodes; None unless wanted.
         prompt: True for a prompt chunk.
         seconds: Duration of the pass, including draw and walk.
         walked: The verified tree on the device, if the pass had a fixed shape.
-        ranked: [r] int64, the nodes that have rows in topk, which is [r, K] then; None: all nodes.
+        ranked: [r] int64, the nodes that have rows in topk and topk_probabilities, which are [r, K] then; None: all.
         cache: The target's committed rows, including the kept ones, readable until the next pass; None
             unless wanted.
         queries: Layer -> [Hq, w, D], after rotary embedding, of the last w kept nodes; w is at most the
@@ -110,6 +114,7 @@ class Observation:
     ranked: Tensor | None = None
     cache: KVCache | None = None
     queries: Mapping[int, Tensor] = field(default_factory=dict)
+    topk_probabilities: Tensor | None = None
 
     @property
     def kept(self) -> Tensor:

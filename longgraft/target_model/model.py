@@ -35,7 +35,7 @@ from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.fused_modules import FusedModules, Kernels
 from longgraft.target_model.hooks import decoder_output, inputs_of
 from longgraft.target_model.module_forms import cache_name
-from longgraft.target_model.passes import SHARED, Report, Segment
+from longgraft.target_model.passes import SHARED, Report, Segment, TopK
 from longgraft.target_model.positions import most_positions
 from longgraft.target_model.stateful_modules import SegmentStates, StatefulModules
 from longgraft.target_model.supported import refuse
@@ -271,9 +271,10 @@ class Target:
                 if len(rows) > 1:
                     newest = n if segment.logits == "all" else wants.queries
                     queries = {layer: recorded[:, share][:, -newest:] for layer, recorded in queries.items()}
-                topk = self._topk_of(segment, segment_logits, final, wants.topk) if wants.topk else None
+                topk, probabilities = self._topk_of(segment, segment_logits, final, wants)
                 inputs = {layer: states[0, share] for layer, states in hidden.items()}
-                reports.append(Report(segment_logits, topk, inputs, final if wants.final else None, queries))
+                last_states = final if wants.final else None
+                reports.append(Report(segment_logits, topk, inputs, last_states, queries, probabilities))
         return reports
 
     def _enter_modules(self, stack: ExitStack, segments: Sequence[Segment]) -> None:
@@ -298,13 +299,15 @@ class Target:
         with lock_of(self.model), compiled:
             states.keep(path, self.stateful.run)
 
-    def _topk_of(self, segment: Segment, logits: Tensor, final: Tensor | None, k: int) -> Tensor:
+    def _topk_of(self, segment: Segment, logits: Tensor, final: Tensor | None, wants: Wants) -> TopK:
         """Returns the ranked nodes' top-k, from the logits, or from the final states [n, H] if fewer logits exist."""
+        if not wants.topk:
+            return TopK(None, None)
         ranked = slice(None) if segment.ranked is None else sent(segment.ranked, self.device)
         if segment.logits == "all":
-            return best(logits[ranked], k)
+            return best(logits[ranked], wants)
         assert final is not None
-        return self._topk(final[ranked], k)
+        return self._topk(final[ranked], wants)
 
     def check(self, run: PassContext) -> None:
         """Raises ValueError if a layer did not use our attention."""
@@ -340,9 +343,14 @@ class Target:
             logits = logits / divisor
         return logits
 
-    def _topk(self, hidden: Tensor, k: int) -> Tensor:
-        """Returns the top-k [n, K] int32 of hidden states [n, H]."""
-        return torch.cat([best(self.head(block), k) for block in hidden.split(TOPK_ROWS)])
+    def _topk(self, hidden: Tensor, wants: Wants) -> TopK:
+        """Returns the top-k of hidden states [n, H]."""
+        # Soft-caps and scales keep the order, but not the probabilities.
+        logits = self.logits if wants.probabilities else self.head
+        parts = [best(logits(block), wants) for block in hidden.split(TOPK_ROWS)]
+        ids = torch.cat([part.ids for part in parts if part.ids is not None])
+        probabilities = [part.probabilities for part in parts if part.probabilities is not None]
+        return TopK(ids, torch.cat(probabilities) if probabilities else None)
 
     @contextmanager
     def engaged(self, run: PassContext) -> Iterator[None]:
@@ -370,6 +378,9 @@ class Target:
         return inputs_of(self.layers if indices else nn.ModuleList(), indices, self.name)
 
 
-def best(logits: Tensor, k: int) -> Tensor:
-    """Returns the K best ids of logits [n, V], [n, K] int32, best first."""
-    return logits.topk(min(k, logits.shape[-1]), dim=-1).indices.int()
+def best(logits: Tensor, wants: Wants) -> TopK:
+    """Returns the wanted K best ids of logits [n, V], best first, and their probabilities if these are wanted."""
+    values, ids = logits.topk(min(wants.topk, logits.shape[-1]), dim=-1)
+    if not wants.probabilities:
+        return TopK(ids.int(), None)
+    return TopK(ids.int(), (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -88,6 +88,13 @@ SHARED: ContextVar[Shared | None] = ContextVar("longgraft_shared_passes", defaul
 """Runs a pass together with those of other callers that wait; None: each caller runs its own passes."""
 
 
+class TopK(NamedTuple):
+    """The most probable next tokens of n rows; None for what is not wanted."""
+
+    ids: Tensor | None  # [n, K] int32, best first
+    probabilities: Tensor | None  # [n, K] float32
+
+
 @dataclass(frozen=True, eq=False)
 class Report:
     """Outputs for one segment of n nodes, made in inference mode: copy them before writing.
@@ -97,6 +104,7 @@ class Report:
     Attributes:
         logits: [m, V] with m = n, 1 or 0.
         topk: [r, K] int32 of the r ranked nodes.
+        topk_probabilities: [r, K] float32.
         hidden: Layer -> [n, H].
         final: [n, H], the final hidden states.
         queries: Layer -> [Hq, w, D] of all nodes, or of the last ones if not all logits are returned.
@@ -107,3 +115,4 @@ class Report:
     hidden: Mapping[int, Tensor]
     final: Tensor | None
     queries: Mapping[int, Tensor] = field(default_factory=dict)
+    topk_probabilities: Tensor | None = None

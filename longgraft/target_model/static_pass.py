@@ -6,6 +6,7 @@ The launches are the same for every prefix and every tree, so they are recorded 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -94,9 +95,11 @@ class StaticPass:
             )
         target.check(run)
         logits = out.logits[0]
-        topk = best(logits, self.wants.topk) if self.wants.topk else None
+        topk = probabilities = None
+        if self.wants.topk:
+            topk, probabilities = best(logits, self.wants)
         hidden = {layer: rows[0] for layer, rows in hidden.items()}
-        return Report(logits, topk, hidden, last.get("hidden")), positions + 1
+        return Report(logits, topk, hidden, last.get("hidden"), {}, probabilities), positions + 1
 
     def settle(self, report: Report, positions: Tensor, rule: DrawThenWalk) -> tuple[Walked, Report, Tensor]:
         """Draws one token per node, walks, and moves the path's rows in the cache.
@@ -127,7 +130,7 @@ class StaticPass:
         moved = self.cache.gathered(self.inputs[-NUMBERS] + nodes)
         hidden = {layer: rows[nodes] for layer, rows in report.hidden.items()}
         final = None if report.final is None else report.final[nodes]
-        kept = Report(report.logits, report.topk, hidden, final)
+        kept = replace(report, hidden=hidden, final=final)
         record = torch.cat([self.inputs[:-NUMBERS], path, length, following])
         return Walked(tree, path, length, report.topk), kept, record, moved
 

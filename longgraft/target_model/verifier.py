@@ -84,6 +84,7 @@ class Verifier:
             ranked=ranked,
             cache=self.cache if wants.cache else None,
             queries=queries,
+            topk_probabilities=report.topk_probabilities,
         )
 
     def verify(self, tree: Tree, wants: Wants) -> Observation:
@@ -127,6 +128,7 @@ class Verifier:
             final,
             cache=self.cache if wants.cache else None,
             queries=queries,
+            topk_probabilities=report.topk_probabilities,
         )
 
     @torch.inference_mode()
@@ -142,16 +144,27 @@ class Verifier:
             host, nodes, path, next_token = fixed.unpack(record, tree)
             self.cache.length += len(path)
         # Copied, because the next pass overwrites these tensors.
-        topk = None if report.topk is None else _copied(report.topk, nodes)
+        topk = _copied(report.topk, nodes)
+        probabilities = _copied(report.topk_probabilities, nodes)
         hidden = {layer: rows[: len(path)].clone() for layer, rows in kept.hidden.items()}
         final = None if kept.final is None else kept.final[: len(path)].clone()
         return Observation(
-            host, path, next_token, topk, hidden, final, walked=walked, cache=self.cache if wants.cache else None
+            host,
+            path,
+            next_token,
+            topk,
+            hidden,
+            final,
+            walked=walked,
+            cache=self.cache if wants.cache else None,
+            topk_probabilities=probabilities,
         )
 
 
-def _copied(rows: Tensor, nodes: Tensor) -> Tensor:
-    """Returns a copy of the rows `nodes`, ascending and on the host."""
+def _copied(rows: Tensor | None, nodes: Tensor) -> Tensor | None:
+    """Returns a copy of the rows `nodes`, ascending and on the host; None for none."""
+    if rows is None:
+        return None
     if nodes[-1] == len(nodes) - 1:  # usually they are the first rows, and a slice suffices
         return rows[: len(nodes)].clone()
     return rows[sent(nodes, rows.device)]

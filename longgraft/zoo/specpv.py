@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,14 +104,12 @@ def _hung(tree: ProposalTree, tokens: list[int]) -> ProposalTree:
 
 def _without(seen: Observation, tree: ProposalTree, rows: int) -> Observation:
     """Returns the observation of the tree alone, without the `rows` nodes before it, which were observed earlier."""
-    topk = None
-    if seen.topk is not None:
-        topk = seen.topk[rows:]
-    final = None
-    if seen.final is not None:
-        final = seen.final[rows:]
-    hidden = {layer: states[rows:] for layer, states in seen.hidden.items()}
-    return replace(seen, tree=tree, path=seen.path[rows:] - rows, topk=topk, hidden=hidden, final=final)
+    reported: dict[str, Any] = {"hidden": {layer: states[rows:] for layer, states in seen.hidden.items()}}
+    for name in ("topk", "topk_probabilities", "final"):
+        states = getattr(seen, name)
+        if states is not None:
+            reported[name] = states[rows:]
+    return replace(seen, tree=tree, path=seen.path[rows:] - rows, **reported)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from longgraft.memories.continuations import FAR, KEPT, LEVELS, ORDERS, Continuation, RankedPaths
+from longgraft.memories.continuations import FAR, KEPT, LEVELS, ORDERS, Continuation, RankedPaths, Rows
 
 # The constants of continuations.cpp, which describes them.
 DOUBT, STRENGTH, KINDS = 2.0, 8.0, 6
 SHORTER = len(ORDERS) * KINDS
 PASSAGES = SHORTER + len(ORDERS)
+LENGTHS, TOPS = (2, 4, 12), 5
+SHARED, FIRST, FADE = 4.0, 8.0, 0.995
 
 Counts = list[dict[int, dict[int, int]]]
 """By order: counts of the tokens that followed a context, keyed by the context's hash, the newest token last."""
@@ -36,6 +38,8 @@ class PythonContinuations:
         self.rates = [[STRENGTH * n / (n + DOUBT), STRENGTH] for n in orders]
         self._taught = [list(rate) for rate in (self.rates if rates is None else rates)]
         self._answering = False
+        self._rows: dict[tuple[int, ...], dict[int, float]] = {}  # by the last token or the last two
+        self._shares: dict[tuple[int, int], list[float]] = {}
 
     def answer(self) -> None:
         """Marks the beginning of the answer, which may repeat more or less than its prompt does."""
@@ -50,6 +54,8 @@ class PythonContinuations:
         """Learns from these tokens, in order."""
         for token in tokens:
             if token >= 0:
+                if self._answering:
+                    self._share(token)
                 self._learn(token)
             self._end = _counted(self._counts, self._end, token)
 
@@ -58,6 +64,38 @@ class PythonContinuations:
         end: list[int] = []
         for token in passage:
             end = _counted(self._passages, end, token)
+
+    def write(self, rows: Rows) -> None:
+        """Writes rows: each stands for the last token of its node's path, and for the last two."""
+        for node, ids, probabilities in zip(rows.nodes, rows.ids, rows.probabilities, strict=True):
+            parent = rows.parents[node]
+            before = rows.before if parent < 0 else rows.tokens[parent]
+            row = {int(token): float(p) for token, p in zip(ids, probabilities, strict=True) if token >= 0}
+            self._rows[int(rows.tokens[node]),] = row
+            if before >= 0:
+                self._rows[int(before), int(rows.tokens[node])] = row
+
+    def _row(self, context: Sequence[int]) -> dict[int, float] | None:
+        return self._rows.get(tuple(context[-2:]), self._rows.get(tuple(context[-1:])))
+
+    def _text_share(self, longest: int, text: Sequence[Continuation]) -> list[float]:
+        """Returns the text's share, as (text, all), which is learnt in place."""
+        top = max(one.probability for one in text)
+        key = (sum(longest >= length for length in LENGTHS), min(TOPS - 1, int(top * TOPS)))
+        first = 1.0 - SHARED / (longest + SHARED) * (1.0 - top)
+        return self._shares.setdefault(key, [FIRST * first, FIRST])
+
+    def _share(self, token: int) -> None:
+        row = self._row(self._end)
+        text, longest = self._followed(())
+        if row is None or not text:
+            return
+        share = self._text_share(longest, text)
+        weight = share[0] / share[1]
+        by_text = weight * sum(one.probability for one in text if one.token == token)
+        by_row = (1.0 - weight) * row.get(token, 0.0)
+        if by_text + by_row > 0.0:
+            share[:] = [FADE * share[0] + by_text / (by_text + by_row), FADE * share[1] + 1.0]
 
     def _learn(self, token: int) -> None:
         for level in self._levels(self._end)[0]:
@@ -98,6 +136,21 @@ class PythonContinuations:
 
     def after(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
         """Returns what may follow the text and this path, and the length of the longest context."""
+        text, longest = self._followed(path)
+        row = self._row([*self._end, *path])
+        if row is None:
+            return text, longest
+        weight = 0.0
+        if text:
+            share = self._text_share(longest, text)
+            weight = share[0] / share[1]
+        mixed = {one.token: weight * one.probability for one in text}
+        for token, probability in row.items():
+            mixed[token] = mixed.get(token, 0.0) + (1.0 - weight) * probability
+        return [Continuation(token, probability) for token, probability in mixed.items()], longest
+
+    def _followed(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
+        """Returns the same by the text alone."""
         levels, longest = self._levels([*self._end, *path][-FAR:])
         found: list[Continuation] = []
         rest = 1.0

@@ -46,7 +46,7 @@ ABLATIONS = (
     "graft+retrieval=drafted",
     "graft+pruning=none",
     "graft-x+text=false",
-    "graft-x+matrix=false+budget=60",
+    "graft-x+rows=false+budget=60",
     "graft-x+probing=false",
     "graft-x+pruning=none+budget=60",
     "adapld+branches=0",

@@ -12,8 +12,8 @@ from longgraft.config.options import Checked, like, option
 from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import BeamMassPolicy, Dense
-from longgraft.memories.adjacency_memory import AdjacencyMemory
-from longgraft.methods.method import BUDGETED, Method
+from longgraft.memories.partial_matching import PartialMatching
+from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.pruning import PruningPolicy
@@ -22,8 +22,8 @@ PAPER = "docs/choices.md, one ranking"
 BEAMS = (10, 6, 3)  # beam widths that a controller's draft may have
 WIDER = 1.25  # most that a wider draft level may cost, as a multiple of the narrowest
 NEAR = 1024  # prefix in tokens at which costs are compared
-# The matrix is used if a pass of WIDE nodes costs at most WIDELY plain passes: narrow trees do not earn back
-# the top-k that the matrix needs of every row, including the prompt's.
+# Rows are used if a pass of WIDE nodes costs at most WIDELY plain passes: narrow trees do not earn back
+# the top-k that they need of every verified node, and of many tokens of the prompt.
 WIDE = 32
 WIDELY = 1.5
 
@@ -33,7 +33,7 @@ class GraftXChoices(Drafting):
     """Choices of `graft-x`."""
 
     text: bool = option(True, "Rank what followed in the text")
-    matrix: bool = option(True, "Rank the matrix's rows beside drafted nodes")
+    rows: bool = option(True, "Rank what the target predicted elsewhere, if nodes are cheap")
     pruning: str = option(
         "mass",
         "Stop drafting where the beam holds too little probability, or never (none: needs a --budget)",
@@ -49,28 +49,27 @@ class GraftXChoices(Drafting):
 class TextChoices(Checked):
     """Choices of `graft-x-text`."""
 
+    rows: bool = like(GraftXChoices, "rows")
     probing: bool = like(GraftXChoices, "probing")
 
 
 def ranked(p: Parts) -> RankedProposer:
     """Returns a ranking that fills the budget."""
     c: GraftXChoices = p.choices
-    text = rows = None
+    text = None
     if c.text:
-        text = p.text()
-    if c.matrix:
-        rows = p.rows()
+        text = p.text(c.rows)
     if p.source:
-        return RankedProposer(text, p.source, rows, p.clock, pool=1)
+        return RankedProposer(text, p.source, p.clock, pool=1)
     policy: PruningPolicy = Dense()
     if c.pruning == "mass":
         policy = BeamMassPolicy()
-    return RankedProposer(text, p.drafter(policy), rows, p.clock)
+    return RankedProposer(text, p.drafter(policy), p.clock)
 
 
 def text_ranked(p: Parts) -> RankedProposer:
-    """Returns a ranking of the text alone that fills the budget."""
-    return RankedProposer(p.text(), clock=p.clock)
+    """Returns a ranking of the text that fills the budget."""
+    return RankedProposer(p.text(p.choices.rows), clock=p.clock)
 
 
 def controlled(p: Parts) -> Controller:
@@ -82,15 +81,15 @@ def controlled(p: Parts) -> Controller:
             "Give it a budget: --budget 60, in a sweep graft-x+pruning=none+budget=60."
         )
     costs = _needed_costs(p)
-    text = rows = None
+    text = None
     if c.text:
-        text = p.text()
+        text = _text(p, costs, c.rows)
     if p.source is not None:
         estimates = p.one(
             ("estimates", "source", c.text, c.probing, *map(id, p.source.memories)), lambda: AcceptanceEstimates(costs)
         )
         return Controller(
-            RankedProposer(text, p.source, None, p.clock, pool=1),
+            RankedProposer(text, p.source, p.clock, pool=1),
             estimates,
             probing=c.probing,
             clock=p.clock,
@@ -100,10 +99,8 @@ def controlled(p: Parts) -> Controller:
     estimates = p.one(("estimates", c.text, c.probing, id(cache)), lambda: AcceptanceEstimates(costs))
     levels = Levels(cache, _beam(costs, c.top_k), c.levels)
     drafter = Eagle3Drafter(cache, Dense(), levels.most, levels.beam, p.clock)
-    if c.matrix:
-        rows = _rows(p, costs)
     return Controller(
-        RankedProposer(text, drafter, rows, p.clock),
+        RankedProposer(text, drafter, p.clock),
         estimates,
         levels,
         probing=c.probing,
@@ -113,10 +110,11 @@ def controlled(p: Parts) -> Controller:
 
 
 def text_controlled(p: Parts) -> Controller:
-    """Returns a ranking of the text alone with as many nodes as pay."""
+    """Returns a ranking of the text with as many nodes as pay."""
     costs = _needed_costs(p)
     estimates = p.one(("estimates", "text", p.choices.probing), lambda: AcceptanceEstimates(costs))
-    return Controller(text_ranked(p), estimates, probing=p.choices.probing, clock=p.clock, together=_together(p))
+    ranking = RankedProposer(_text(p, costs, p.choices.rows), clock=p.clock)
+    return Controller(ranking, estimates, probing=p.choices.probing, clock=p.clock, together=_together(p))
 
 
 def _together(p: Parts) -> Together:
@@ -128,11 +126,9 @@ def _needed_costs(p: Parts) -> LiveCosts:
     return p.costs
 
 
-def _rows(p: Parts, costs: LiveCosts) -> AdjacencyMemory | None:
-    """The matrix, if wide trees are cheap enough."""
-    if costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR):
-        return p.rows()
-    return None
+def _text(p: Parts, costs: LiveCosts, rows: bool) -> PartialMatching:
+    """The text, with rows if these are wanted and wide trees are cheap enough."""
+    return p.text(rows and costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR))
 
 
 def _beam(costs: LiveCosts, top_k: int) -> int:
@@ -148,7 +144,6 @@ METHODS: tuple[Method, ...] = (
         PAPER,
         ranked,
         (HEAD,),
-        takes=BUDGETED | {"warm"},
         fallback="graft-x-text",
         adaptive=controlled,
         choices=GraftXChoices(),
