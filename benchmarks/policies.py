@@ -12,7 +12,7 @@ drafters, which need the model's hidden states.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
 from pathlib import Path
@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.recorded_answers import RecordedAnswer, distinct, of_edits, of_other_models, of_result_rows
+from benchmarks.recorded_rows import RecordedRows
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.eval.statistics import Mean, bootstrap
 from longgraft.memories.partial_matching import PartialMatching
@@ -132,6 +133,7 @@ class Bench:
 
     Attributes:
         costs: Seconds of passes.
+        rows: What the target predicted around an answer.
         noise: Standard deviation of the logarithm of measured costs.  0: the method knows the costs, and they are
             frozen.  Otherwise each of its costs was measured once, so that it is too high by chance, and the method may
             correct it by the times of its steps, which have half of that noise.
@@ -139,6 +141,7 @@ class Bench:
 
     costs: Costs
     noise: float = 0.0
+    rows: Callable[[RecordedAnswer], RecordedRows] = lambda answer: RecordedRows({})
     _random: Random = field(default_factory=lambda: Random(0), repr=False)
     _table: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
 
@@ -167,32 +170,35 @@ class Bench:
         """Decodes the answer: its first token comes with the prompt, as from a prefill."""
         for memory in proposer.memories:
             memory.reset(len(answer.prompt) + len(answer.answer) + budget)
+        rows = self.rows(answer)
         text = torch.tensor([*answer.prompt, answer.answer[0]])
         for start in range(0, len(answer.prompt), CHUNK):
             chunk = text[start : min(start + CHUNK, len(answer.prompt))]
-            _observe(
-                proposer,
-                Observation(
-                    ProposalTree.chain(chunk), torch.arange(len(chunk)), int(text[start + len(chunk)]), prompt=True
-                ),
-            )
+            whole = torch.arange(len(chunk))
+            seen = Observation(ProposalTree.chain(chunk), whole, int(text[start + len(chunk)]), prompt=True)
+            _observe(proposer, rows.beside(seen, start, chunk[1:].tolist()))
         done, found = 1, Replayed(answer)
-        began = time.thread_time()
         while done < len(answer.answer):
             prefix = len(answer.prompt) + done - 1
             left = len(answer.answer) - done
             ask = Ask(answer.answer[done - 1], budget, prefix)
+            began = time.thread_time()
             tree = on_host(proposer.propose(ask)) if left > 1 else ProposalTree.root_only(ask.root)
+            found.host += time.thread_time() - began
             tree = tree.shallower(left - 1)
-            path = walk(tree, answer.answer[done:])
+            following = answer.answer[done:]
+            path = walk(tree, following)
             seconds = self.seconds(len(tree), prefix)
             done += len(path)
             timed = seconds * exp(self._random.gauss(0.0, self.noise / 2))
-            _observe(proposer, Observation(tree, torch.tensor(path), answer.answer[done - 1], seconds=timed))
+            seen = Observation(tree, torch.tensor(path), answer.answer[done - 1], seconds=timed)
+            seen = rows.beside(seen, prefix, following)
+            began = time.thread_time()
+            _observe(proposer, seen)
+            found.host += time.thread_time() - began
             found.seconds += seconds
             found.steps += 1
             found.rows += len(tree)
-        found.host = time.thread_time() - began
         found.plain = self.plain(answer)
         return found
 
@@ -324,7 +330,7 @@ def replay(
     known = chosen(RecordedAnswer.load(answers), suites, prompts, half)
     console = Console(width=160)
     for machine in machines.split(","):
-        bench = Bench(MACHINES[machine], noise)
+        bench = Bench(MACHINES[machine], noise, lambda answer: RecordedRows.load(answer.rows_beside(answers)))
         results = {
             suite: {method: replayed(bench, method, own) for method in methods.split(",")}
             for suite, own in known.items()

@@ -12,6 +12,7 @@ from benchmarks.agents import Edit, conversations
 from longgraft.config.json_lines import read_json_lines
 from longgraft.eval.prompts.buckets import WHOLE, as_it_is, fit, plan
 from longgraft.eval.prompts.suites import Example, load_suite
+from longgraft.runtime.fingerprint import digest
 
 LONG_SUITES = ("lcc", "repobench-p", "gov_report", "multi_news", "qmsum")
 QUESTIONS = "questions"
@@ -37,6 +38,10 @@ class RecordedAnswer:
     row: str
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
+
+    def rows_beside(self, path: Path) -> Path:
+        """Returns the file of its rows (`benchmarks.recorded_rows`), if there are any, beside a file of answers."""
+        return path.with_suffix(".rows") / f"{digest(self.suite + self.id)[:16]}.npz"
 
     @classmethod
     def load(cls, path: Path) -> list[RecordedAnswer]:

@@ -131,16 +131,17 @@ def _rows(seen: Observation, before: int) -> Rows:
     for one token only: then they do not depend on how it was cut into chunks.
     """
     assert seen.topk is not None and seen.topk_probabilities is not None
-    nodes = seen.ranked
+    ranked = seen.ranked
+    if ranked is None:
+        ranked = torch.arange(len(seen.tree))
+    picked = torch.arange(len(ranked))
     parents = seen.tree.parents
     if seen.prompt:
         before = -1
         parents = torch.full_like(parents, -1)
-    if nodes is None:
-        rejected = torch.ones(len(seen.tree), dtype=torch.bool)
-        rejected[seen.path] = False
-        nodes = torch.cat([rejected.nonzero().flatten().flip(0), seen.path])
-    picked = torch.arange(len(nodes)) if seen.ranked is not None else nodes
+    else:
+        kept = torch.isin(ranked, seen.path)
+        picked = torch.cat([picked[~kept].flip(0), picked[kept]])
     ids = seen.topk[:, :WIDTH].cpu()[picked]
     probabilities = seen.topk_probabilities[:, :WIDTH].cpu()[picked]
     short = WIDTH - ids.shape[1]  # a vocabulary may have fewer tokens
@@ -148,7 +149,7 @@ def _rows(seen: Observation, before: int) -> Rows:
         before,
         seen.tree.tokens.int().numpy(),
         parents.int().numpy(),
-        nodes.int().numpy(),
+        ranked[picked].int().numpy(),
         pad(ids, (0, short), value=-1).int().contiguous().numpy(),
         pad(probabilities, (0, short)).float().contiguous().numpy(),
     )

@@ -1,0 +1,192 @@
+"""What a target really predicted around a greedy answer, in a file that `benchmarks.policies` replays.
+
+    python -m benchmarks.recorded_rows smollm2 answers.jsonl --data ROWS
+
+At each token of an answer the target reads a tree of what text and earlier predictions make probable, and reports its
+next tokens at every node, also at those that the answer does not follow.  So a replay knows most of the rejected nodes
+of most methods, whichever steps they make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+
+import longgraft
+from benchmarks.recorded_answers import LONG_SUITES, RecordedAnswer
+from longgraft.engine.session import Session
+from longgraft.eval.prompts.buckets import fit
+from longgraft.eval.prompts.suites import load_suite
+from longgraft.memories.continuations import WIDTH
+from longgraft.memories.partial_matching import PartialMatching
+from longgraft.prefill.chunked import last_occurrences
+from longgraft.protocol.observation import Observation
+from longgraft.target_model.passes import Segment
+from longgraft.trees.tree import RETRIEVED, ProposalTree
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+CHUNK = 512  # tokens of a prompt that are read at once
+
+Row = tuple[np.ndarray, np.ndarray]
+"""The best next tokens [WIDTH] int32, best first, and their probabilities [WIDTH] float16."""
+
+
+@dataclass(frozen=True)
+class RecordedRows:
+    """Predictions by where they were made.
+
+    Attributes:
+        rows: By (position of the last committed token, tokens after it).  The position counts from the prompt's first
+            token; the tokens never go on as the answer does.
+    """
+
+    rows: dict[tuple[int, tuple[int, ...]], Row]
+
+    def save(self, path: Path) -> None:
+        """Writes a compressed numpy file."""
+        positions = np.asarray([position for position, _ in self.rows], np.int32)
+        lengths = np.asarray([len(tokens) for _, tokens in self.rows], np.int32)
+        tokens = np.asarray([token for _, tokens in self.rows for token in tokens], np.int32)
+        ids, probabilities = (np.stack(column) for column in zip(*self.rows.values(), strict=True))
+        np.savez_compressed(
+            path, positions=positions, lengths=lengths, tokens=tokens, ids=ids, probabilities=probabilities
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> RecordedRows:
+        """Reads the file that `save` writes; none are known without it."""
+        if not path.exists():
+            return cls({})
+        with np.load(path) as read:
+            paths = np.split(read["tokens"], read["lengths"].cumsum()[:-1])
+            keys = zip(read["positions"].tolist(), (tuple(one.tolist()) for one in paths), strict=True)
+            return cls(dict(zip(keys, zip(read["ids"], read["probabilities"], strict=True), strict=True)))
+
+    def beside(self, seen: Observation, position: int, following: Sequence[int]) -> Observation:
+        """Returns the observation with the rows that are known.
+
+        Args:
+            position: That of the tree's root.
+            following: The committed tokens after the root.
+        """
+        known = {
+            node: self.rows[key] for node, key in enumerate(places(seen.tree, position, following)) if key in self.rows
+        }
+        ids = np.empty((len(known), WIDTH), np.int32)
+        probabilities = np.empty((len(known), WIDTH), np.float32)
+        for place, row in enumerate(known.values()):
+            ids[place], probabilities[place] = row
+        return replace(
+            seen,
+            topk=torch.from_numpy(ids),
+            topk_probabilities=torch.from_numpy(probabilities),
+            ranked=torch.tensor(list(known), dtype=torch.int64),
+        )
+
+
+def places(tree: ProposalTree, position: int, following: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+    """Returns the key of each node in `RecordedRows.rows`."""
+    found: list[tuple[int, tuple[int, ...]]] = [(position, ())]
+    for token, parent in zip(tree.tokens[1:].tolist(), tree.parents[1:].tolist(), strict=True):
+        at, path = found[parent]
+        ahead = at - position
+        if not path and ahead < len(following) and following[ahead] == token:
+            found.append((at + 1, ()))
+        else:
+            found.append((at, (*path, token)))
+    return found
+
+
+@torch.inference_mode()
+def recorded(session: Session, prompt: Sequence[int], new: int, nodes: int) -> tuple[list[int], RecordedRows]:
+    """Returns the target's greedy answer and what it predicted in a tree of `nodes` nodes below each of its tokens."""
+    target = session.target
+    memory = PartialMatching(rows=True)
+    cache = target.cache(len(prompt) + new + nodes)
+    rows: dict[tuple[int, tuple[int, ...]], Row] = {}
+    last = last_occurrences(torch.tensor(prompt))
+    last[-1] = True
+    answer: list[int] = []
+
+    def read(tree: ProposalTree, path: torch.Tensor, ranked: torch.Tensor | None) -> None:
+        """Runs a pass, keeps its path and its rows, and adds the next token to the answer if the prompt is read."""
+        begin = cache.length
+        (report,) = target.run([Segment(tree, cache, "all", ranked)], memory.wants)
+        cache.keep(path)
+        assert report.topk is not None and report.topk_probabilities is not None
+        prompting = ranked is not None
+        keys = places(tree, begin, tree.tokens[1:].tolist() if prompting else ())
+        for place, ids, probabilities in zip(
+            range(len(tree)) if ranked is None else ranked.tolist(),
+            report.topk.numpy(),
+            report.topk_probabilities.half().numpy(),
+            strict=True,
+        ):
+            rows[keys[place]] = ids, probabilities
+        following = (
+            prompt[cache.length] if cache.length < len(prompt) else int(report.topk[0 if not prompting else -1, 0])
+        )
+        if cache.length >= len(prompt):
+            answer.append(following)
+        memory.observe(
+            Observation(
+                tree,
+                path,
+                following,
+                report.topk,
+                prompt=prompting,
+                ranked=ranked,
+                topk_probabilities=report.topk_probabilities,
+            )
+        )
+
+    for begin in range(0, len(prompt), CHUNK):
+        chunk = torch.tensor(prompt[begin : begin + CHUNK])
+        read(ProposalTree.chain(chunk), torch.arange(len(chunk)), last[begin : begin + CHUNK].nonzero().flatten())
+    while len(answer) < new and answer[-1] not in session.eos:
+        tokens, parents, _, _ = memory.known().rank([0.0] * nodes)
+        tree = ProposalTree.build([answer[-1], *tokens[1:]], parents, [0.0] * len(tokens), [RETRIEVED] * len(tokens))
+        read(tree, torch.zeros(1, dtype=torch.int64), None)
+    return answer, RecordedRows({key: row for key, row in rows.items() if not _goes_on(key, len(prompt), answer)})
+
+
+def _goes_on(key: tuple[int, tuple[int, ...]], prompt: int, answer: Sequence[int]) -> bool:
+    """True for a node whose path goes on as the answer does: the next token's own tree has it."""
+    position, path = key
+    return bool(path) and answer[position - prompt + 1 : position - prompt + 2] == [path[0]]
+
+
+@app.command()
+def main(
+    model: str,
+    out: Path,
+    data: Annotated[Path, typer.Option(help="Folder of the suites' rows.")],
+    suites: str = ",".join(LONG_SUITES),
+    length: int = 2048,
+    prompts: int = 4,
+    new: int = 96,
+    nodes: Annotated[int, typer.Option(help="Nodes of the tree below each token.")] = 84,
+) -> None:
+    """Record greedy answers, and beside OUT a folder of what the target predicted around them."""
+    session = longgraft.load(model, None, method="ar", tell=False)
+    answers = []
+    for suite in suites.split(","):
+        fitted = [one for one in (fit(e, session.tokenizer, length) for e in load_suite(suite, data)) if one]
+        for one in fitted[:prompts]:
+            answer, rows = recorded(session, one.ids, new, nodes)
+            own = RecordedAnswer(f"{suite} ({model})", one.example.id, one.example.id, one.ids, tuple(answer))
+            own.rows_beside(out).parent.mkdir(exist_ok=True)
+            rows.save(own.rows_beside(out))
+            answers.append(own)
+            print(f"{own.suite} {own.id}: {len(answer)} tokens, {len(rows.rows)} rows")
+            RecordedAnswer.save(answers, out)
+
+
+if __name__ == "__main__":
+    app()
