@@ -167,6 +167,14 @@ def test_a_terminal_shows_the_answer_before_it_is_compared(pair, cli, monkeypatc
         assert len(out[0].split()) == 12 and out[1:] == ["[compared]", "[report]"]
 
 
+def test_an_answer_of_one_token_has_no_speed(pair, cli):
+    said = cli(*ask(pair, "--compare", "--max-new-tokens", 1))[2]
+    assert "its first token alone (stopped at --max-new-tokens), so it has no steps and no speed" in said
+    assert "no speeds compare; identical answers" in said and "tokens/s" not in said and "times" not in said
+    compared = json.loads(cli(*ask(pair, "--compare", "--max-new-tokens", 1, "--json"))[1])["compare"]
+    assert compared["speedup"] is None
+
+
 def test_the_embedded_model_replaces_one_that_cannot_be_fetched_only_if_requested(cli, capsys, monkeypatch):
     opened = []
 
@@ -179,7 +187,9 @@ def test_the_embedded_model_replaces_one_that_cannot_be_fetched_only_if_requeste
     monkeypatch.setattr(generate, "open_session", open_session)
     asked = ["generate", "--model", "smollm2", "--chat", "--prompt", "w1"]
     code, _, err = cli(*asked)
-    assert (code, err) == (2, "longgraft: Model 'smollm2' could not be fetched: no index.\n")
+    assert code == 2 and err == (
+        "longgraft: loading smollm2\nlonggraft: Model 'smollm2' could not be fetched: no index.\n"
+    )
     with pytest.raises(RuntimeError, match="loaded"):
         cli(*asked, "--or-embedded")
     assert opened == ["smollm2", "smollm2", None] and "the embedded model answers instead" in capsys.readouterr().err

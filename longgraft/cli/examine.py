@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longgraft.cli.commands import command
-from longgraft.cli.generate import open_session
+from longgraft.cli.opening import open_session, say_loading
 from longgraft.config.method_roles import DENSE
 from longgraft.config.new_paths import new_file
 from longgraft.config.options import Checked, like, option
@@ -143,11 +143,8 @@ def calibrate(
 
     out = None if warming.out is None else new_file(warming.out)
     examples = read_prompts(prompts, warming.rounds)  # before the imports, which take seconds
-    from longgraft.eval.checks.calibrate import WarmupSettings, prompt_of
-    from longgraft.eval.checks.calibrate import calibrate as run
-    from longgraft.loading import assemble, print_choices
     from longgraft.methods.needs import head_path
-    from longgraft.models.places import EMBEDDED
+    from longgraft.models.catalogue import EMBEDDED
 
     model = pair.model or EMBEDDED
     if pair.drafter == "none" or head_path(pair.drafter, model) is None:
@@ -155,6 +152,11 @@ def calibrate(
             f"A calibration holds thresholds of a drafter, but no drafter of {model} is known "
             "or was given. Give one with --drafter; without a drafter no calibration is needed."
         )
+    say_loading(pair)
+    from longgraft.eval.checks.calibrate import WarmupSettings, prompt_of
+    from longgraft.eval.checks.calibrate import calibrate as run
+    from longgraft.loading import assemble, print_choices
+
     # Not `open_session`, which refuses bounds of the retrieval that this method does not read and the warm-up does.
     loaded = assemble(pair.model, pair.drafter, replace(settings, method=DENSE, calibration=None))
     session = loaded.session(loaded.settings)
@@ -203,6 +205,8 @@ def verify(
     from longgraft.eval.prompts.suites import read_prompts
 
     examples = read_prompts(prompts, checking.count)  # before the imports, which take seconds
+    if not as_json:
+        say_loading(pair)
     from longgraft.acceptance.sampling_defaults import SamplingDefaults
     from longgraft.eval.checks import bits, losslessness
     from longgraft.prefill.chunked import chunk_size
