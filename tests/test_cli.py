@@ -24,6 +24,7 @@ from longgraft.cli.prompts import GivenPrompt, PromptOptions
 from longgraft.comparison import with_plain
 from longgraft.eval.runs.plan import Reader
 from longgraft.methods.find import CORE, zoo
+from longgraft.methods.summaries import Summary, summaries
 from longgraft.models.fetch import NotFetched
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
@@ -158,7 +159,7 @@ def test_an_answer_names_its_model_method_and_settings(pair, cli):
 
 
 def test_a_terminal_shows_the_answer_before_it_is_compared(pair, cli, monkeypatch):
-    monkeypatch.setattr(generate, "_print_report", lambda found: print("[report]"))
+    monkeypatch.setattr(generate, "print_report", lambda found: print("[report]"))
     monkeypatch.setattr(with_plain, "compare_with_plain", lambda *_: print("[compared]"))
     for more, terminal in (([], True), (["--stream"], False)):
         with monkeypatch.context() as patch:
@@ -533,6 +534,7 @@ def test_a_method_is_verified_and_compared_by_its_promise(
     monkeypatch.setitem(
         CORE, "odd", replace(METHODS["pld"], name="odd", promise=promise, verifies=lambda parts: with_another_seed)
     )
+    monkeypatch.setitem(summaries()[0], "odd", Summary.of(CORE["odd"]))
     draw = ["--method", "odd", "--temperature", int(sampled)]
     verified = cli(
         "verify",

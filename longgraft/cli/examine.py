@@ -18,6 +18,7 @@ from longgraft.config.settings import POSITIONS, Pair, SamplingSettings, Setting
 
 if TYPE_CHECKING:
     from longgraft.methods.method import Method
+    from longgraft.methods.summaries import Summary
 
 looking = typer.Typer()
 
@@ -33,15 +34,25 @@ def methods(
     ] = None,
 ) -> None:
     """List the core methods, the zoo and the methods of installed packages; or describe one: its needs and settings."""
-    from longgraft.methods.find import CORE, find, installed, zoo
+    from longgraft.methods.summaries import Summary, check_method_name, registered, summaries
 
     if names:
+        for name in names:
+            check_method_name(name)
+        from longgraft.methods.find import find
+
         print("\n".join(_described(name, find(name)) for name in names))
         return
+    core, zoo = summaries()
+    others = {}
+    if registered()[1]:
+        from longgraft.methods.find import installed
+
+        others = {name: Summary.of(method) for name, method in installed().items()}
     groups = {
-        "Core methods": CORE,
-        "The zoo: methods to compare with": zoo(),
-        "Methods of installed packages": installed(),
+        "Core methods": core,
+        "The zoo: methods to compare with": zoo,
+        "Methods of installed packages": others,
     }
     print("nodes at most, root included; what it is [what it needs, or does not promise; what can be chosen of it]")
     for title, group in groups.items():
@@ -49,15 +60,15 @@ def methods(
             print("\n".join(["", title, *map(_listed, group.values())]))
 
 
-def _listed(method: Method) -> str:
+def _listed(method: Summary) -> str:
     """Describes a method in one line."""
     about = []
     if method.needs:
-        about.append(f"needs {' and '.join(need.switch for need in method.needs)}")
+        about.append(f"needs {' and '.join(method.needs)}")
     if method.promise != "exact":
         about.append(method.promise)
-    if method.own:
-        about.append(" ".join(f"+{choice.name}" for choice in method.own))
+    if method.choices:
+        about.append(" ".join(f"+{name}" for name in method.choices))
     notes = f" [{'; '.join(about)}]" if about else ""
     return f"  {method.name:<22} {method.budget:>3}  {method.clause}{notes}"
 

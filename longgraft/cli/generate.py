@@ -19,7 +19,7 @@ from longgraft.config.data_files import read_recording
 from longgraft.config.new_paths import new_file
 from longgraft.config.option_files import describe
 from longgraft.config.options import Checked, option
-from longgraft.config.settings import LogitSettings, Pair, SamplingSettings, Settings, StopSettings
+from longgraft.config.settings import LogitSettings, Machine, Pair, SamplingSettings, Settings, StopSettings
 
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling
@@ -83,9 +83,9 @@ class Answers:
     prediction: str | None = None  # text that the answers may repeat; None: none
     quiet: bool = False  # True if nothing is said while a prompt is read
 
-    def answer(self, ids: Sequence[int]) -> dict[str, Any]:
-        """Returns one answer, with its report."""
-        return self.report(ids, self._decoded(ids, lambda text: None))
+    def told(self, ids: Sequence[int], tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+        """Returns one answer, with its report; tell: called with each piece of text."""
+        return self.report(ids, self._decoded(ids, tell))
 
     def report(self, ids: Sequence[int], answer: Generation) -> dict[str, Any]:
         """Returns the report on an answer, for JSON and for people."""
@@ -151,6 +151,7 @@ def generate(
     shape: LogitSettings,
     ends: StopSettings,
     shown: Shown,
+    machine: Machine,
     source: Source = None,
     or_embedded: OrEmbedded = False,
 ) -> None:
@@ -177,7 +178,7 @@ def generate(
     requested = vars(draw) | shape.read()
     SamplingDefaults().sampling(requested)  # checked before a model is loaded
     if shown.dry_run:
-        print("\n".join(describe(pair, settings, draw, shape, ends)))
+        print("\n".join(describe(pair, settings, draw, shape, ends, machine)))
         return
     from longgraft.models.fetch import NotFetched
 
@@ -206,14 +207,14 @@ def generate(
         most = min(most, len(sampling.replay))
     session.check(len(ids), most)
     if shown.as_json:
-        print(json.dumps(answers.answer(ids)))
+        print(json.dumps(answers.told(ids)))
         return
     if shown.stream or sys.stdout.isatty():
-        _print_report(answers.stream(ids))
+        print_report(answers.stream(ids))
     else:
-        report = answers.answer(ids)
+        report = answers.told(ids)
         print(report["text"], flush=True)
-        _print_report(report)
+        print_report(report)
 
 
 def _check_together(given: PromptOptions, draw: SamplingSettings, shape: LogitSettings, shown: Shown) -> None:
@@ -250,7 +251,7 @@ def _answer_all(answers: Answers, prompts: Sequence[GivenPrompt], out: Path | No
     with open(out, "x", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
         for number, prompt in enumerate(prompts, 1):
             try:
-                report = answers.answer(encode(answers.session, prompt))
+                report = answers.told(encode(answers.session, prompt))
             except ValueError as error:
                 report = {"error": str(error)}
                 failed += 1
@@ -261,14 +262,15 @@ def _answer_all(answers: Answers, prompts: Sequence[GivenPrompt], out: Path | No
         raise SystemExit(1)
 
 
-def _print_report(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
     """Prints what an answer cost, on stderr."""
     stats = report["stats"]
     by_origin = {name: count for name, count in stats["accepted_by_origin"].items() if count}
     origins = [f"{count} {ORIGINS[name]}" for name, count in by_origin.items()]
     origins.append(f"{stats['new_tokens'] - sum(by_origin.values())} by the model itself")
     spent = ", ".join(f"{count} {SPENT[kind]}" for kind, count in stats["kinds"].items())
-    read = f"\nprompt: {stats['prompt_tokens']:,} tokens, read in {stats['prefill_seconds']:.2f} s\n"
+    known = f", {stats['reused_tokens']:,} of them known," if stats["reused_tokens"] else ","
+    read = f"\nprompt: {stats['prompt_tokens']:,} tokens{known} read in {stats['prefill_seconds']:.2f} s\n"
     ended = ENDED[report["finish_reason"]]
     if stats["steps"]:
         print(

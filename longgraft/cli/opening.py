@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from longgraft.config.settings import Pair, Settings
-from longgraft.models.catalogue import EMBEDDED, toy_note
 
 if TYPE_CHECKING:
     from longgraft.engine.request import Request
@@ -29,6 +28,8 @@ def say_loading(pair: Pair, command: str = "") -> None:
 
     command: the command up to the model, which the note about the embedded model repeats; "": no note
     """
+    from longgraft.models.catalogue import EMBEDDED, toy_note
+
     model = pair.model or EMBEDDED
     say(f"loading {model}")
     if command and model == EMBEDDED:

@@ -12,7 +12,7 @@ import typer
 
 from longgraft.cli.commands import command
 from longgraft.cli.opening import open_session, say, say_loading
-from longgraft.config.settings import Pair, Settings
+from longgraft.config.settings import Machine, Pair, Settings
 from longgraft.serve.options import KEY_VARIABLE, Replicas, Serving
 
 serving = typer.Typer()
@@ -20,11 +20,16 @@ serving = typer.Typer()
 KEPT = 4.0  # GiB of the prefix cache: an editor sends the same file again and again
 
 
-@command(serving, "serve", "longgraft serve --port 8012", "Answer", base={"prefixes": KEPT})
-def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> None:
+EXAMPLE = "longgraft serve qwen2.5-coder-0.5b --port 8012"
+
+
+@command(serving, "serve", EXAMPLE, "Answer", base={"prefixes": KEPT}, argument="model")
+def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas, machine: Machine) -> None:
     """Answer editors and other clients over HTTP, as OpenAI's and llama.cpp's servers do."""
     if place.ray is None:
         say_loading(pair, "serve")
+    elif machine.threads is not None:
+        raise ValueError("--threads was given, and a replica on Ray has the CPUs that Ray gives it. Leave it out.")
     try:
         from longgraft.serve.app import make_app
         from longgraft.serve.http_server import bind, run, url

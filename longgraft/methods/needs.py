@@ -39,7 +39,7 @@ class Sources:
 
     target: Target
     drafter: str | Path | None = AUTO
-    head: HeadOverrides = HeadOverrides()
+    head: HeadOverrides = field(default_factory=HeadOverrides)
     given: Mapping[str, str] = field(default_factory=dict)
     tokenizer: Any = None
 
