@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 import longgraft
-from longgraft.models.places import embedded
+from longgraft.models.catalogue import embedded
 from longgraft.serve.app import make_app
 from longgraft.serve.http_server import Server, bind, url
 from longgraft.serve.options import Serving

@@ -30,7 +30,7 @@ import torch
 import typer
 
 from benchmarks.report import Report, Row
-from longgraft.models.places import embedded
+from longgraft.models.catalogue import embedded
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 MIB = 2**20

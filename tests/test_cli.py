@@ -24,6 +24,7 @@ from longgraft.cli.prompts import GivenPrompt, PromptOptions
 from longgraft.comparison import with_plain
 from longgraft.eval.runs.plan import Reader
 from longgraft.methods.find import CORE, zoo
+from longgraft.methods.summaries import Summary, summaries
 from longgraft.models.fetch import NotFetched
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
@@ -158,13 +159,21 @@ def test_an_answer_names_its_model_method_and_settings(pair, cli):
 
 
 def test_a_terminal_shows_the_answer_before_it_is_compared(pair, cli, monkeypatch):
-    monkeypatch.setattr(generate, "_print_report", lambda found: print("[report]"))
+    monkeypatch.setattr(generate, "print_report", lambda found: print("[report]"))
     monkeypatch.setattr(with_plain, "compare_with_plain", lambda *_: print("[compared]"))
     for more, terminal in (([], True), (["--stream"], False)):
         with monkeypatch.context() as patch:
             patch.setattr(sys.stdout, "isatty", lambda shown=terminal: shown)
             out = cli(*ask(pair, "--compare", *more))[1].splitlines()
         assert len(out[0].split()) == 12 and out[1:] == ["[compared]", "[report]"]
+
+
+def test_an_answer_of_one_token_has_no_speed(pair, cli):
+    said = cli(*ask(pair, "--compare", "--max-new-tokens", 1))[2]
+    assert "its first token alone (stopped at --max-new-tokens), so it has no steps and no speed" in said
+    assert "no speeds compare; identical answers" in said and "tokens/s" not in said and "times" not in said
+    compared = json.loads(cli(*ask(pair, "--compare", "--max-new-tokens", 1, "--json"))[1])["compare"]
+    assert compared["speedup"] is None
 
 
 def test_the_embedded_model_replaces_one_that_cannot_be_fetched_only_if_requested(cli, capsys, monkeypatch):
@@ -179,7 +188,9 @@ def test_the_embedded_model_replaces_one_that_cannot_be_fetched_only_if_requeste
     monkeypatch.setattr(generate, "open_session", open_session)
     asked = ["generate", "--model", "smollm2", "--chat", "--prompt", "w1"]
     code, _, err = cli(*asked)
-    assert (code, err) == (2, "longgraft: Model 'smollm2' could not be fetched: no index.\n")
+    assert code == 2 and err == (
+        "longgraft: loading smollm2\nlonggraft: Model 'smollm2' could not be fetched: no index.\n"
+    )
     with pytest.raises(RuntimeError, match="loaded"):
         cli(*asked, "--or-embedded")
     assert opened == ["smollm2", "smollm2", None] and "the embedded model answers instead" in capsys.readouterr().err
@@ -523,6 +534,7 @@ def test_a_method_is_verified_and_compared_by_its_promise(
     monkeypatch.setitem(
         CORE, "odd", replace(METHODS["pld"], name="odd", promise=promise, verifies=lambda parts: with_another_seed)
     )
+    monkeypatch.setitem(summaries()[0], "odd", Summary.of(CORE["odd"]))
     draw = ["--method", "odd", "--temperature", int(sampled)]
     verified = cli(
         "verify",

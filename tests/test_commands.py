@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -43,8 +44,49 @@ def test_every_example_of_the_help_can_be_typed():
 
 
 def test_help_begins_with_the_most_used_commands():
-    assert list(get_command(app).commands)[:5] == ["generate", "complete", "prefill", "methods", "doctor"]
+    assert list(get_command(app).commands)[:5] == ["generate", "chat", "complete", "prefill", "methods"]
     assert list(get_command(app).commands)[-1] == "train"
+
+
+def test_the_bare_command_prints_help(cli):
+    code, out, err = cli()
+    assert (code, err) == (0, "") and "generate" in out and out == cli("--help")[1]
+
+
+@pytest.mark.parametrize(
+    "typed, offered",
+    [
+        ("gen", ["generate"]),
+        ("generate --max-n", ["--max-new-tokens"]),
+        ("models g", ["get"]),
+        ("--ver", ["--version"]),
+    ],
+)
+def test_a_shell_completes_commands_and_options(cli, monkeypatch, typed, offered):
+    monkeypatch.setenv("_LONGGRAFT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"longgraft {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+    assert cli()[1].split() == offered
+
+
+def test_completion_installs_itself_for_a_shell(cli, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, out, _ = cli("--install-completion", "bash")
+    (script,) = (tmp_path / ".bash_completions").iterdir()
+    assert code == 0 and str(script) in out and "_LONGGRAFT_COMPLETE=complete_bash" in script.read_text()
+
+
+def test_short_forms_set_what_their_long_forms_do(cli, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    short = cli("generate", "-m", "smollm2", "-p", "x", "-n", 5, "-t", 3, "--dry-run")[1]
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    assert (
+        short
+        == cli("generate", "--model", "smollm2", "--prompt", "x", "--max-new-tokens", 5, "--threads", 3, "--dry-run")[1]
+    )
+    assert all(
+        line in short.splitlines() for line in ('model = "smollm2"', "max_new_tokens = 5   # tokens", "threads = 3")
+    )
 
 
 def test_the_version_is_the_packages(cli):
@@ -52,8 +94,8 @@ def test_the_version_is_the_packages(cli):
 
 
 def test_help_and_missing_files_need_no_torch(tmp_path):
+    shown = ["--help", "sweep --help", "methods"]
     commands = [
-        "sweep --help",
         "generate --prompt-file absent",
         "generate --prompt x --replay absent",
         "generate --prompts p --out p",
@@ -62,6 +104,11 @@ def test_help_and_missing_files_need_no_torch(tmp_path):
         "verify --prompts absent",
         "calibrate --prompts absent",
         "generate --prompt x --config absent",
+        "generate -p x --method nosuch",
+        "generate -p x -m smollm",
+        "serve smollm",
+        "chat smollm2 --model other",
+        "methods nosuch",
     ]
     (tmp_path / "p").write_text('{"prompt": "x"}')
     code = (
@@ -70,13 +117,14 @@ def test_help_and_missing_files_need_no_torch(tmp_path):
         "    try: a.main()\n    except SystemExit as end: print(end.code)\n"
         "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code, *commands], capture_output=True, text=True, cwd=tmp_path)
-    assert "--buckets" in done.stdout and done.stderr.count("\n") == len(commands) - 1, done.stderr
-    assert done.stdout.splitlines()[-len(commands) :] == ["2"] * (len(commands) - 1) + ["[]"]
+    done = subprocess.run([sys.executable, "-c", code, *shown, *commands], capture_output=True, text=True, cwd=tmp_path)
+    assert all(text in done.stdout for text in ("Drafters", "--buckets", "graft-x", "triforce"))
+    assert done.stderr.count("\n") == len(commands), done.stderr
+    assert done.stdout.splitlines()[-len(commands) - 1 :] == ["2"] * len(commands) + ["[]"]
 
 
 @pytest.mark.parametrize("module", ["typer", "longgraft.cli.prompts", "longgraft.acceptance.sampling"])
-def test_ctrl_c_while_modules_are_loaded_prints_one_line(module):
+def test_ctrl_c_while_modules_are_loaded_prints_no_traceback(module):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     entry = project["scripts"]["longgraft"].replace(":", " import ")
     code = (
@@ -86,7 +134,9 @@ def test_ctrl_c_while_modules_are_loaded_prints_one_line(module):
         f"from {entry}\nmain()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "longgraft: interrupted\n")
+    said = done.stderr.splitlines()
+    assert (done.returncode, done.stdout, said[-1]) == (130, "", "longgraft: interrupted")
+    assert all(line.startswith("longgraft: ") for line in said)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +146,16 @@ def test_ctrl_c_while_modules_are_loaded_prints_one_line(module):
         (["generate", "--prompt", ""], "prompt is empty"),
         (["generate", "hello"], "with --prompt"),
         (["generate", "--prompt", "x", "--messages", "y"], "longgraft: --prompt and --messages were given. Give one"),
-        (["generate", "--prompt", "x", "--budgt", "3"], "No such option: --budgt"),
-        (["generat"], "No such command"),
+        (["generate", "--prompt", "x", "--budgt", "3"], "No such option: --budgt (Possible options: --budget"),
+        (
+            ["generate", "-p", "x", "--max-tokens", "3"],
+            "(Possible options: --max-new-tokens, --stop-token-ids). See --help",
+        ),
+        (["generat"], "No such command 'generat'. Did you mean 'generate'? See --help."),
+        (["serve", "smollm2", "-m", "toy"], "'smollm2' was given, and --model toy. Leave one of the two out."),
+        (["serve", "smollm"], "Model 'smollm' is unknown. Did you mean smollm2?"),
+        (["serve", "--ray", "local", "-t", "2"], "--threads was given, and a replica on Ray has the CPUs"),
+        (["generate", "-p", "x", "-t", "0"], "--threads is 0"),
         (["generate", "--prompt", "x", "--budget", "many"], "--budget is 'many'; it must be paper or a whole number"),
         (["generate", "--prompt", "x", "--draft-top-k", "5000"], "--draft-top-k is 5,000"),
         (["generate", "--prompt", "x", "--max-new-tokens", "400000000"], "--max-new-tokens is 400,000,000"),

@@ -105,7 +105,7 @@ def anew() -> Iterator[None]:
 
 
 def test_the_zoo_of_a_checkout_needs_no_installation(anew, monkeypatch):
-    monkeypatch.setattr("longgraft.methods.find.entry_points", lambda group: ())
+    monkeypatch.setattr("longgraft.methods.summaries.entry_points", lambda group: ())
     assert len(zoo()) > 20 and find("triforce").name == "triforce" and not set(zoo()) & set(CORE)
 
 
@@ -115,7 +115,7 @@ def test_the_zoo_of_an_installed_package_is_found_by_its_entry_points(anew, tmp_
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: longgraft\nVersion: 9.0\n")
     (info / "entry_points.txt").write_text("[longgraft.methods]\nddd = longgraft.zoo.ddd:METHOD\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("longgraft.methods.find.PROJECT", tmp_path / "pyproject.toml")
+    monkeypatch.setattr("longgraft.methods.summaries.PROJECT", tmp_path / "pyproject.toml")
     assert set(zoo()) == {"ddd"} and "ddd" not in installed()
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\n')  # a stray file of someone else
     zoo.cache_clear()

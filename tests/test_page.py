@@ -17,7 +17,9 @@ from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.engine.step import Step
+from longgraft.loading import load
 from longgraft.methods.combinators import PlainDecoding
+from longgraft.models.catalogue import SUGGESTED
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
@@ -229,6 +231,14 @@ def test_a_comparison_shows_plain_decoding_and_a_stop_text_is_never_shown(opened
     assert text(opened, "finish") == "stop text" and text(opened, "answer") == whole[: whole.index(whole[34:38])]
 
 
+def test_an_answer_of_one_token_shows_no_ratio(opened):
+    opened.js("document.querySelector('#compare').checked = true")
+    run(opened, 1)
+    opened.until(f"{IDLE} && !document.querySelector('#times').hidden")
+    assert text(opened, "speedup") == text(opened, "plain-rate") == "\u2013"
+    assert text(opened, "status") == "Done. Plain decoding says the same; one token has no speed to compare."
+
+
 def test_light_and_dark_follow_the_system_until_one_is_chosen(opened):
     def dark() -> bool:
         red, *_ = opened.js("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
@@ -335,7 +345,7 @@ def test_tab_reaches_every_control_in_page_order_with_a_visible_focus(opened):
 
 
 def test_example_fills_in_a_program_with_a_request_for_chats_and_sends_it(opened):
-    for chat, ending in ((False, "return self.items[-1]\n"), (True, "attribute limit to capacity.")):
+    for chat, ending in ((False, '"""Remove all items."""\n'), (True, "attribute limit to capacity.")):
         opened.js(
             f"(document.querySelector('#chat').checked = {str(chat).lower()}, "
             "document.querySelector('#example').click())"
@@ -344,6 +354,19 @@ def test_example_fills_in_a_program_with_a_request_for_chats_and_sends_it(opened
         assert opened.js("document.querySelector('#prompt').value").endswith(ending)
         assert opened.js("document.querySelector('#compare').checked")
         opened.js("document.querySelector('#trouble').textContent = ''")
+
+
+def test_the_embedded_model_continues_the_example_and_its_page_says_that_it_is_a_toy(page):
+    with listening(load(tell=False)) as (address, _):
+        page.open(f"{address}/")
+        page.until("document.querySelector('#about').textContent")
+        page.js("document.querySelector('#example').click()")
+        page.until(f"{IDLE} && !document.querySelector('#times').hidden")
+        said = text(page, "status")
+        assert said.startswith("Done. Plain decoding says the same; this was ") and "repeats itself" not in said
+        assert int(text(page, "new")) == 64 and int(text(page, "steps")) < 63
+        about = text(page, "about")
+        assert "a toy of 7 million parameters" in about and f"longgraft serve {SUGGESTED} (491 MB" in about
 
 
 def test_a_phone_shows_the_answer_before_the_speed_and_scrolls_in_one_direction(opened):

@@ -70,7 +70,7 @@ def test_an_unavailable_address_is_refused_before_a_model_is_loaded(capsys, monk
         assert code == 2 and f"127.0.0.1:{port} is taken by another program" in err
     for host in ("203.0.113.7", "no.such.host.invalid"):
         code, _, err = run(capsys, monkeypatch, "serve", "--host", host, "--port", 0)
-        assert code == 2 and f"{host}:0 cannot be listened on" in err and len(err.splitlines()) == 1
+        assert code == 2 and f"{host}:0 cannot be listened on" in err and len(err.splitlines()) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass, replace
 from pathlib import Path
@@ -12,11 +13,13 @@ import typer
 
 from longgraft.config.data_files import read_table
 from longgraft.config.options import Option, named, options
+from longgraft.config.settings import Machine, Pair, Settings
 
 Run = Callable[..., Any]
 Values = Mapping[str, Any]
 Saved = Callable[[Values], Values]
 FILE = typer.Option(help="TOML or JSON with any of the options below; flags win.", metavar="FILE")
+ARGUMENT = "argument"  # the keyword of the option that may be given without its flag
 METAVARS = {"dict": "NAME=VALUE", "tuple": "A,B,...", "int": "NUMBER", "float": "NUMBER", "str": "TEXT", "Any": "TEXT"}
 
 
@@ -28,6 +31,7 @@ def command(
     base: Values | None = None,
     without: Collection[str] = (),
     saved: Saved | None = None,
+    argument: str = "",
 ) -> Callable[[Run], Run]:
     """Makes a function a command.
 
@@ -38,21 +42,25 @@ def command(
         panel: Heading of the command in the list of commands.
         without: Options that it does not have.
         saved: Maps flags to the options of an earlier run, which override only the defaults.
+        argument: Name of an option that may be given without its flag; "": none.
     """
 
     def register(function: Run) -> Run:
         app.command(name, epilog=f"Example: {example}", rich_help_panel=panel)(
-            _adapted(function, base or {}, set(without), saved)
+            _adapted(function, base or {}, set(without), saved, argument)
         )
         return function
 
     return register
 
 
-def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None) -> Run:
+def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None, argument: str) -> Run:
     """Returns the function in the form that typer needs: one keyword per option, each a text or nothing."""
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     groups: dict[str, Any] = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
+    wanted = set(groups)
+    if Pair in groups.values():
+        groups.setdefault("machine", Machine)
     known: dict[str, Option] = {}
     titles: dict[str, str] = {}  # the heading of each option in --help
     for group in groups.values():
@@ -64,16 +72,25 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
 
     def adapted(**arguments: Any) -> Any:
         path = arguments.pop("config", None)
+        bare = arguments.pop(ARGUMENT, None)
         texts = {name: arguments.pop(name) for name in typed}
+        if bare is not None:
+            texts[argument] = _one_of(bare, texts[argument], typed[argument].switch)
         flags = {name: _flagged(typed[name], text) for name, text in texts.items() if text not in (None, [])}
         earlier = saved(flags) if saved else {}
         filed = {} if path is None else named(known, read_table(path), str(path))
         values = {**base, **earlier, **filed, **flags}
         for name, group in groups.items():
-            arguments[name] = group(**{key: value for key, value in values.items() if key in options(group)})
+            made = group(**{key: value for key, value in values.items() if key in options(group)})
+            _prepare(made)
+            if name in wanted:
+                arguments[name] = made
         return function(**arguments)
 
     keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.name not in groups]
+    if argument:
+        about = typer.Argument(help=typed[argument].help_text(None), metavar=argument.upper())
+        keywords.append(_keyword(ARGUMENT, Annotated[str | None, about]))
     if typed:
         keywords.append(_keyword("config", Annotated[Path | None, FILE]))
     for name, option in typed.items():
@@ -81,6 +98,27 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
     adapted.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     adapted.__doc__ = function.__doc__
     return adapted
+
+
+def _one_of(bare: str, flagged: str | None, switch: str) -> str:
+    """Returns the value that was given without its flag; raises ValueError if the flag gave another one."""
+    if flagged not in (None, bare):
+        raise ValueError(f"{bare!r} was given, and {switch} {flagged}. Leave one of the two out.")
+    return bare
+
+
+def _prepare(group: Any) -> None:
+    """Checks the names in a group of options before the imports, which take seconds, and sets torch's threads."""
+    if isinstance(group, Pair) and group.model is not None:
+        from longgraft.models.catalogue import check_model_name
+
+        check_model_name(group.model)
+    elif isinstance(group, Settings):
+        from longgraft.methods.summaries import check_method_name
+
+        check_method_name(group.method)
+    elif isinstance(group, Machine) and group.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(group.threads)  # read when torch is loaded
 
 
 def _keyword(name: str, annotation: Any) -> inspect.Parameter:
@@ -95,7 +133,8 @@ def _annotation(option: Option, default: Any, panel: str) -> Any:
     kind = next(name for name in METAVARS if name in str(option.kind))
     wanted: Any = list[str] | None if option.many else str | None
     metavar = option.metavar or METAVARS["str" if option.many else kind]
-    return Annotated[wanted, typer.Option(option.switch, metavar=metavar, **about)]
+    switches = [switch for switch in (option.switch, option.short) if switch]
+    return Annotated[wanted, typer.Option(*switches, metavar=metavar, **about)]
 
 
 def _flagged(option: Option, text: Any) -> Any:

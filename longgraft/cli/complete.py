@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from longgraft.cli.commands import command
-from longgraft.cli.generate import open_session
+from longgraft.cli.opening import open_session, say_loading
 from longgraft.cli.prompts import STDIN, read_source
 from longgraft.completion.options import NEXT_EDIT, CompletionOptions
 from longgraft.config.options import Checked, option
@@ -112,6 +112,8 @@ def complete(
         raise ValueError(
             "--changes was given, and only --layout next-edit reads changes. Add it, or leave --changes out."
         )
+    if not output.as_json:
+        say_loading(pair, "complete -m")
     from longgraft.acceptance.sampling_defaults import SamplingDefaults
     from longgraft.completion.completer import Completer
 

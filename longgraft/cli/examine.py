@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from longgraft.cli.commands import command
-from longgraft.cli.generate import open_session
+from longgraft.cli.opening import open_session, say_loading
 from longgraft.config.method_roles import DENSE
 from longgraft.config.new_paths import new_file
 from longgraft.config.options import Checked, like, option
@@ -18,6 +18,7 @@ from longgraft.config.settings import POSITIONS, Pair, SamplingSettings, Setting
 
 if TYPE_CHECKING:
     from longgraft.methods.method import Method
+    from longgraft.methods.summaries import Summary
 
 looking = typer.Typer()
 
@@ -33,15 +34,25 @@ def methods(
     ] = None,
 ) -> None:
     """List the core methods, the zoo and the methods of installed packages; or describe one: its needs and settings."""
-    from longgraft.methods.find import CORE, find, installed, zoo
+    from longgraft.methods.summaries import Summary, check_method_name, registered, summaries
 
     if names:
+        for name in names:
+            check_method_name(name)
+        from longgraft.methods.find import find
+
         print("\n".join(_described(name, find(name)) for name in names))
         return
+    core, zoo = summaries()
+    others = {}
+    if registered()[1]:
+        from longgraft.methods.find import installed
+
+        others = {name: Summary.of(method) for name, method in installed().items()}
     groups = {
-        "Core methods": CORE,
-        "The zoo: methods to compare with": zoo(),
-        "Methods of installed packages": installed(),
+        "Core methods": core,
+        "The zoo: methods to compare with": zoo,
+        "Methods of installed packages": others,
     }
     print("nodes at most, root included; what it is [what it needs, or does not promise; what can be chosen of it]")
     for title, group in groups.items():
@@ -49,15 +60,15 @@ def methods(
             print("\n".join(["", title, *map(_listed, group.values())]))
 
 
-def _listed(method: Method) -> str:
+def _listed(method: Summary) -> str:
     """Describes a method in one line."""
     about = []
     if method.needs:
-        about.append(f"needs {' and '.join(need.switch for need in method.needs)}")
+        about.append(f"needs {' and '.join(method.needs)}")
     if method.promise != "exact":
         about.append(method.promise)
-    if method.own:
-        about.append(" ".join(f"+{choice.name}" for choice in method.own))
+    if method.choices:
+        about.append(" ".join(f"+{name}" for name in method.choices))
     notes = f" [{'; '.join(about)}]" if about else ""
     return f"  {method.name:<22} {method.budget:>3}  {method.clause}{notes}"
 
@@ -143,11 +154,8 @@ def calibrate(
 
     out = None if warming.out is None else new_file(warming.out)
     examples = read_prompts(prompts, warming.rounds)  # before the imports, which take seconds
-    from longgraft.eval.checks.calibrate import WarmupSettings, prompt_of
-    from longgraft.eval.checks.calibrate import calibrate as run
-    from longgraft.loading import assemble, print_choices
     from longgraft.methods.needs import head_path
-    from longgraft.models.places import EMBEDDED
+    from longgraft.models.catalogue import EMBEDDED
 
     model = pair.model or EMBEDDED
     if pair.drafter == "none" or head_path(pair.drafter, model) is None:
@@ -155,6 +163,11 @@ def calibrate(
             f"A calibration holds thresholds of a drafter, but no drafter of {model} is known "
             "or was given. Give one with --drafter; without a drafter no calibration is needed."
         )
+    say_loading(pair)
+    from longgraft.eval.checks.calibrate import WarmupSettings, prompt_of
+    from longgraft.eval.checks.calibrate import calibrate as run
+    from longgraft.loading import assemble, print_choices
+
     # Not `open_session`, which refuses bounds of the retrieval that this method does not read and the warm-up does.
     loaded = assemble(pair.model, pair.drafter, replace(settings, method=DENSE, calibration=None))
     session = loaded.session(loaded.settings)
@@ -203,6 +216,8 @@ def verify(
     from longgraft.eval.prompts.suites import read_prompts
 
     examples = read_prompts(prompts, checking.count)  # before the imports, which take seconds
+    if not as_json:
+        say_loading(pair)
     from longgraft.acceptance.sampling_defaults import SamplingDefaults
     from longgraft.eval.checks import bits, losslessness
     from longgraft.prefill.chunked import chunk_size

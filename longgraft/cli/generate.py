@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longgraft.cli.commands import command
+from longgraft.cli.opening import open_session, say, say_loading, told_reading
 from longgraft.cli.prompts import STDIN, GivenPrompt, PromptOptions
 from longgraft.config.data_files import read_recording
 from longgraft.config.new_paths import new_file
 from longgraft.config.option_files import describe
 from longgraft.config.options import Checked, option
-from longgraft.config.settings import LogitSettings, Pair, SamplingSettings, Settings, StopSettings
+from longgraft.config.settings import LogitSettings, Machine, Pair, SamplingSettings, Settings, StopSettings
 
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling
     from longgraft.engine.session import Generation, Session
-    from longgraft.methods.assembly import Loaded
 
 generating = typer.Typer()
 
@@ -81,10 +81,11 @@ class Answers:
     ends: StopSettings
     compare: bool  # True if each answer is compared with plain decoding
     prediction: str | None = None  # text that the answers may repeat; None: none
+    quiet: bool = False  # True if nothing is said while a prompt is read
 
-    def answer(self, ids: Sequence[int]) -> dict[str, Any]:
-        """Returns one answer, with its report."""
-        return self.report(ids, self._decoded(ids, lambda text: None))
+    def told(self, ids: Sequence[int], tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+        """Returns one answer, with its report; tell: called with each piece of text."""
+        return self.report(ids, self._decoded(ids, tell))
 
     def report(self, ids: Sequence[int], answer: Generation) -> dict[str, Any]:
         """Returns the report on an answer, for JSON and for people."""
@@ -123,7 +124,7 @@ class Answers:
         answer = self._decoded(ids, lambda text: print(text, end="", flush=True))
         print(flush=True)
         if self.compare:
-            print("longgraft: decoding the same prompt again without guesses, to compare", file=sys.stderr)
+            say("decoding the same prompt again without guesses, to compare")
         return self.report(ids, answer)
 
     def _decoded(self, ids: Sequence[int], tell: Callable[[str], None]) -> Generation:
@@ -137,7 +138,8 @@ class Answers:
             prediction=self.prediction,
             stop_token_ids=self.ends.stop_token_ids,
         )
-        return answer(request, tell=tell)
+        with nullcontext() if self.quiet else told_reading(request):
+            return answer(request, tell=tell)
 
 
 @command(generating, "generate", EXAMPLE, "Answer")
@@ -149,6 +151,7 @@ def generate(
     shape: LogitSettings,
     ends: StopSettings,
     shown: Shown,
+    machine: Machine,
     source: Source = None,
     or_embedded: OrEmbedded = False,
 ) -> None:
@@ -166,34 +169,36 @@ def generate(
     out = None if shown.out is None else new_file(shown.out)
     recording = None if shown.replay is None else read_recording(Path(shown.replay))
     _check_together(given, draw, shape, shown)
+    quiet = shown.as_json
+    if not (quiet or shown.dry_run):
+        say_loading(pair, "generate -m")
     from longgraft.acceptance.sampling import Sampling
     from longgraft.acceptance.sampling_defaults import SamplingDefaults
 
     requested = vars(draw) | shape.read()
     SamplingDefaults().sampling(requested)  # checked before a model is loaded
     if shown.dry_run:
-        print("\n".join(describe(pair, settings, draw, shape, ends)))
+        print("\n".join(describe(pair, settings, draw, shape, ends, machine)))
         return
     from longgraft.models.fetch import NotFetched
 
     try:
-        session, loaded = open_session(pair, settings, tell=not shown.as_json)
+        session, loaded = open_session(pair, settings, tell=not quiet)
     except NotFetched as error:
         if not or_embedded:
             raise
-        print(
-            f"longgraft: {error}\nlonggraft: the embedded model answers instead. It is a toy of 7 million "
-            "parameters, which continues the prompt as plain text",
-            file=sys.stderr,
+        say(
+            f"{error}\nlonggraft: the embedded model answers instead. It is a toy of 7 million "
+            "parameters, which continues the prompt as plain text"
         )
         prompts = [prompt.as_text() for prompt in prompts]
-        session, loaded = open_session(Pair(), settings, tell=not shown.as_json)
+        session, loaded = open_session(Pair(), settings, tell=not quiet)
     if isinstance(recording, str):
         recording = session.tokenizer(recording, add_special_tokens=False)["input_ids"]
     sampling = session.sampling(**requested) if recording is None else Sampling(replay=recording)
     budget = None if loaded.method.chooses(loaded.settings.budget) else session.engine.budget
     settings = replace(loaded.settings, method=str(loaded.method), budget=budget)
-    answers = Answers(session, settings, sampling, ends, shown.compare, prediction)
+    answers = Answers(session, settings, sampling, ends, shown.compare, prediction, quiet)
     if given.prompts:
         return _answer_all(answers, prompts, out)
     ids = encode(session, prompts[0])
@@ -202,14 +207,14 @@ def generate(
         most = min(most, len(sampling.replay))
     session.check(len(ids), most)
     if shown.as_json:
-        print(json.dumps(answers.answer(ids)))
+        print(json.dumps(answers.told(ids)))
         return
     if shown.stream or sys.stdout.isatty():
-        _print_report(answers.stream(ids))
+        print_report(answers.stream(ids))
     else:
-        report = answers.answer(ids)
+        report = answers.told(ids)
         print(report["text"], flush=True)
-        _print_report(report)
+        print_report(report)
 
 
 def _check_together(given: PromptOptions, draw: SamplingSettings, shape: LogitSettings, shown: Shown) -> None:
@@ -228,13 +233,6 @@ def _check_together(given: PromptOptions, draw: SamplingSettings, shape: LogitSe
         raise ValueError("--out is for the answers to --prompts. Leave it out, and redirect stdout.")
 
 
-def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Session, Loaded]:
-    """Returns a session, and what it was made from; tell: print the choices on stderr."""
-    from longgraft.loading import open_session as opened
-
-    return opened(pair.model, pair.drafter, settings, tell)
-
-
 def encode(session: Session, given: GivenPrompt) -> list[int]:
     """Returns a prompt's ids; warns if a model with a chat template gets a raw prompt."""
     has_template = bool(getattr(session.tokenizer, "chat_template", None))
@@ -243,10 +241,7 @@ def encode(session: Session, given: GivenPrompt) -> list[int]:
             f"{session.target.name} has no chat template. Leave --chat and --messages out, and give the prompt as text."
         )
     if isinstance(given.prompt, str) and has_template and not given.name:
-        print(
-            "longgraft: this model has a chat template, and the prompt is not a chat; add --chat to use it",
-            file=sys.stderr,
-        )
+        say("this model has a chat template, and the prompt is not a chat; add --chat to use it")
     return session.encode(given.prompt)
 
 
@@ -256,33 +251,37 @@ def _answer_all(answers: Answers, prompts: Sequence[GivenPrompt], out: Path | No
     with open(out, "x", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
         for number, prompt in enumerate(prompts, 1):
             try:
-                report = answers.answer(encode(answers.session, prompt))
+                report = answers.told(encode(answers.session, prompt))
             except ValueError as error:
                 report = {"error": str(error)}
                 failed += 1
             print(json.dumps({"id": prompt.name} | report), file=file, flush=True)
-            print(f"longgraft: {number} of {len(prompts)} answered", file=sys.stderr)
+            say(f"{number} of {len(prompts)} answered")
     if failed:
-        print(f"longgraft: {failed} of {len(prompts)} prompts have no answer; their rows say why", file=sys.stderr)
+        say(f"{failed} of {len(prompts)} prompts have no answer; their rows say why")
         raise SystemExit(1)
 
 
-def _print_report(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
     """Prints what an answer cost, on stderr."""
     stats = report["stats"]
     by_origin = {name: count for name, count in stats["accepted_by_origin"].items() if count}
     origins = [f"{count} {ORIGINS[name]}" for name, count in by_origin.items()]
     origins.append(f"{stats['new_tokens'] - sum(by_origin.values())} by the model itself")
     spent = ", ".join(f"{count} {SPENT[kind]}" for kind, count in stats["kinds"].items())
-    print(
-        "\n"
-        f"prompt: {stats['prompt_tokens']:,} tokens, read in {stats['prefill_seconds']:.2f} s\n"
-        f"answer: {stats['new_tokens']:,} tokens ({ENDED[report['finish_reason']]}) in "
-        f"{stats['decode_seconds']:.2f} s: {stats['decode_tokens_per_second']:.1f} tokens/s\n"
-        f"steps: {stats['steps']} ({spent or 'none'}), {stats['tokens_per_step']:.2f} tokens per step\n"
-        f"tokens: {', '.join(origins)}; {stats['mat']:.2f} guesses accepted per step (MAT)",
-        file=sys.stderr,
-    )
+    known = f", {stats['reused_tokens']:,} of them known," if stats["reused_tokens"] else ","
+    read = f"\nprompt: {stats['prompt_tokens']:,} tokens{known} read in {stats['prefill_seconds']:.2f} s\n"
+    ended = ENDED[report["finish_reason"]]
+    if stats["steps"]:
+        print(
+            f"{read}answer: {stats['new_tokens']:,} tokens ({ended}) in "
+            f"{stats['decode_seconds']:.2f} s: {stats['decode_tokens_per_second']:.1f} tokens/s\n"
+            f"steps: {stats['steps']} ({spent}), {stats['tokens_per_step']:.2f} tokens per step\n"
+            f"tokens: {', '.join(origins)}; {stats['mat']:.2f} guesses accepted per step (MAT)",
+            file=sys.stderr,
+        )
+    else:
+        print(f"{read}answer: its first token alone ({ended}), so it has no steps and no speed", file=sys.stderr)
     if "prediction" in report:
         repeated, rejected = report["prediction"].values()
         print(f"prediction: the answer repeats {repeated:,} of its {repeated + rejected:,} tokens", file=sys.stderr)
@@ -301,6 +300,9 @@ def _print_comparison(report: dict[str, Any]) -> None:
     why = may_differ(report["promise"], report["settings"]["temperature"] > 0)
     if why:
         answers += f" ({report['promise']}: {why})"
+    if comparison["speedup"] is None:
+        print(f"plain decoding: no step follows the first token, so no speeds compare; {answers}", file=sys.stderr)
+        return
     left_out = "reading the prompt"
     if comparison["plain_recording_seconds"]:
         left_out += " and recording CUDA graphs"

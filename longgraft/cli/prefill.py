@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from longgraft.cli.commands import command
-from longgraft.cli.generate import encode, open_session
+from longgraft.cli.generate import encode
+from longgraft.cli.opening import open_session, say_loading
 from longgraft.cli.prompts import PromptOptions
 from longgraft.config.new_paths import new_file
 from longgraft.config.settings import Pair, Settings
@@ -44,6 +45,7 @@ def prefill(
     given = replace(given, prompt_file=(*given.prompt_file, *(files or ())))
     (text,) = given.read()
     path = new_file(save)
+    say_loading(pair)
     session, _ = open_session(pair, settings, tell=True)
     encode(session, text)
     saved = session.save_prefix(text.prompt, path)

@@ -56,7 +56,9 @@ class GivenPrompt:
 class PromptOptions(Checked):
     """Source of the prompts: one of the first five options, or files and then a request; a file may be -."""
 
-    prompt: str | None = option(None, "The prompt itself, or the request that follows --prompt-file; -: standard input")
+    prompt: str | None = option(
+        None, "The prompt itself, or the request that follows --prompt-file; -: standard input", short="-p"
+    )
     prompt_file: tuple[str, ...] = option(
         (),
         "Text file; several are one prompt, in their order, each from a line of its own; repeatable; -: standard input",

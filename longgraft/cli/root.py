@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import typer
+from typer.models import CommandInfo
 
 from longgraft import __version__
+from longgraft.cli.chat import chatting
 from longgraft.cli.complete import completing
 from longgraft.cli.corpus import corpus
 from longgraft.cli.examine import looking
@@ -20,13 +24,11 @@ from longgraft.cli.serve import serving
 from longgraft.cli.train import heads, train
 
 app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens.",
 )
 # The order of the commands is that in which people first need them.
-for part in (generating, completing, prefilling, looking, serving, measuring):
+for part in (generating, chatting, completing, prefilling, looking, serving, measuring):
     app.registered_commands += part.registered_commands
 app.add_typer(models, name="models", rich_help_panel="Answer")
 app.add_typer(corpus, name="corpus", rich_help_panel="Answer")
@@ -54,12 +56,14 @@ def run() -> int | None:
 
     A user's error is one sentence on stderr and exit status 2; an error of ours is a traceback.
     """
+    words = sys.argv[1:]
     try:
-        return app(standalone_mode=False)
+        return _with_options_of(words)(args=words or ["--help"], standalone_mode=False)
     except typer.BadParameter as error:
         _fail(error.format_message())
-    except typer.TyperException as error:
-        _fail(f"{str(error).rstrip('.')}. See --help.")
+    except typer.TyperException as error:  # it names the nearest options and commands
+        message = error.format_message()
+        _fail(f"{message}{'' if message[-1] in '.?!' else '.'} See --help.")
     except BrokenPipeError:  # the reader of our output has gone, so buffered output is dropped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
@@ -72,6 +76,32 @@ def run() -> int | None:
             raise
         first = str(error).splitlines()[0]
         _fail(f"Out of memory: {first} Shorten the prompt, lower --chunk or use a smaller --dtype.")
+
+
+def _with_options_of(words: Sequence[str]) -> typer.Typer:
+    """Returns the commands, of which those that the words do not name have only their help.
+
+    typer reads the options of every command, which takes longer than most commands need to answer.
+    """
+    names = [command.name for command in app.registered_commands]
+    completes = any(name.endswith("_COMPLETE") for name in os.environ)  # a shell asks for the words that may follow
+    if completes or (words and words[0] not in (*names, "--help")):
+        return app
+    lean = copy.copy(app)
+    lean.registered_commands = [
+        command if command.name in words[:1] else _without_options(command) for command in app.registered_commands
+    ]
+    return lean
+
+
+def _without_options(command: CommandInfo) -> CommandInfo:
+    def described() -> None:
+        """Stands for the command."""
+
+    described.__doc__ = getattr(command.callback, "__doc__", None)
+    lean = copy.copy(command)
+    lean.callback = described
+    return lean
 
 
 def _fail(message: str) -> NoReturn:

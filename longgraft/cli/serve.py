@@ -11,8 +11,8 @@ from dataclasses import replace
 import typer
 
 from longgraft.cli.commands import command
-from longgraft.cli.generate import open_session
-from longgraft.config.settings import Pair, Settings
+from longgraft.cli.opening import open_session, say, say_loading
+from longgraft.config.settings import Machine, Pair, Settings
 from longgraft.serve.options import KEY_VARIABLE, Replicas, Serving
 
 serving = typer.Typer()
@@ -20,9 +20,16 @@ serving = typer.Typer()
 KEPT = 4.0  # GiB of the prefix cache: an editor sends the same file again and again
 
 
-@command(serving, "serve", "longgraft serve --port 8012", "Answer", base={"prefixes": KEPT})
-def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> None:
+EXAMPLE = "longgraft serve qwen2.5-coder-0.5b --port 8012"
+
+
+@command(serving, "serve", EXAMPLE, "Answer", base={"prefixes": KEPT}, argument="model")
+def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas, machine: Machine) -> None:
     """Answer editors and other clients over HTTP, as OpenAI's and llama.cpp's servers do."""
+    if place.ray is None:
+        say_loading(pair, "serve")
+    elif machine.threads is not None:
+        raise ValueError("--threads was given, and a replica on Ray has the CPUs that Ray gives it. Leave it out.")
     try:
         from longgraft.serve.app import make_app
         from longgraft.serve.http_server import bind, run, url
@@ -35,13 +42,13 @@ def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> 
         serving = replace(serving, api_key=os.environ.get(KEY_VARIABLE))
     listens = bind(serving)  # before a model is loaded, because the address may be taken
     if not serving.local and serving.api_key is None:
-        _say(f"no API key is needed at {url(listens, serving)}; set {KEY_VARIABLE} to require one")
+        say(f"no API key is needed at {url(listens, serving)}; set {KEY_VARIABLE} to require one")
     with ExitStack() as stack:
         if place.ray is None:
             session, _ = open_session(pair, settings, tell=True)
             temperature = session.defaults.temperature
             if temperature:  # generation_config.json decides how requests without one are answered
-                _say(
+                say(
                     f"requests without a temperature are sampled at {temperature:g}, as generation_config.json says; "
                     "those with temperature 0 are greedy"
                 )
@@ -54,15 +61,11 @@ def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> 
             app = make_front(handle, name, serving)
 
         def say_ready() -> None:
-            _say(f"{app.state.longgraft.name} is served at {url(listens, serving)}; Ctrl-C ends it")
+            say(f"{app.state.longgraft.name} is served at {url(listens, serving)}; Ctrl-C ends it")
 
         if serving.log_requests == "on" or (serving.log_requests is None and sys.stderr.isatty()):
             stack.enter_context(written_to_stderr())
         # The usual end of a server; it may be raised again after all is closed.
         with suppress(KeyboardInterrupt):
             run(app, listens, say_ready)
-    _say("ended")
-
-
-def _say(text: str) -> None:
-    print(f"longgraft: {text}", file=sys.stderr, flush=True)
+    say("ended")

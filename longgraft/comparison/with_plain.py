@@ -10,6 +10,7 @@ from longgraft.comparison.levels import first_divergence
 from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Generation, Session, answer
+from longgraft.engine.stats import Stats
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
@@ -43,13 +44,17 @@ def compare_with_plain(
     if ours.finish_reason == "stop":  # plain decoding does not look for stop strings, so it may go on
         tokens = tokens[: len(ours.token_ids)]
     divergence = first_divergence(ours.token_ids, tokens)
-    rate = ours.stats.replayed_tokens_per_second
-    plain_rate = plain.stats.replayed_tokens_per_second
     return {
         "identical": divergence is None,
         "first_divergence": divergence,
-        "plain_tokens_per_second": plain_rate,
         "recording_seconds": ours.stats.recording_seconds,
         "plain_recording_seconds": plain.stats.recording_seconds,
-        "speedup": rate / plain_rate if plain_rate else 0.0,
-    }
+    } | speeds(ours.stats, plain.stats)
+
+
+def speeds(ours: Stats, plain: Stats) -> dict[str, float | None]:
+    """Returns plain decoding's rate, and the speedup; None if an answer has no step after its first token."""
+    rate = ours.replayed_tokens_per_second
+    plain_rate = plain.replayed_tokens_per_second
+    speedup = rate / plain_rate if rate and plain_rate else None
+    return {"plain_tokens_per_second": plain_rate, "speedup": speedup}

@@ -13,9 +13,10 @@ from functools import cache, reduce
 from numbers import Integral, Real
 from operator import or_
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 Group = TypeVar("Group")
 KEY = "option"  # key in a field's metadata
@@ -39,6 +40,7 @@ class Option:
     none: str = ""  # meaning of None
     source: str = ""  # source of the default
     flag: str = ""  # the command line flag, if it is not derived from the name
+    short: str = ""  # the flag's short form, such as -m
     metavar: str = ""  # placeholder of the value in --help
     many: bool = False  # True if the flag is repeated instead of taking a comma-separated list
     name: str = ""
@@ -287,6 +289,8 @@ def _inner(kind: Any) -> Any:
 
 @cache
 def _type(kind: Any) -> TypeAdapter:
+    from pydantic import ConfigDict, TypeAdapter  # only here, because help needs none
+
     if is_dataclass(kind):
         return TypeAdapter(kind)
     return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
@@ -296,7 +300,7 @@ def _fits(value: Any, kind: Any) -> bool:
     """Returns True if a value has this very type; a whole number is a float, too."""
     try:
         _type(kind).validate_python(value, strict=True)
-    except ValidationError:
+    except ValueError:  # pydantic's ValidationError is one
         return False
     return True
 

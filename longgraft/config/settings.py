@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from longgraft.config.data_files import read_text
@@ -41,7 +41,7 @@ class Pair(Checked):
     """The models that decode: target and drafter."""
 
     model: str | None = option(
-        None, "A name of `longgraft models`, a folder, a GGUF file or a hub id", none="the embedded model"
+        None, "A name of `longgraft models`, a folder, a GGUF file or a hub id", none="the embedded model", short="-m"
     )
     gguf_file: str | None = option(
         None, "GGUF file of --model, where that is a hub id or a folder with several", none="what --model is"
@@ -57,6 +57,20 @@ class Pair(Checked):
                 raise ValueError("--gguf-file was given without --model. Give the folder or hub id that holds it.")
             object.__setattr__(self, "model", f"{self.model.rstrip('/')}/{self.gguf_file}")
             object.__setattr__(self, "gguf_file", None)
+
+
+@dataclass(frozen=True)
+class Machine(Checked):
+    """The part of this machine that a command may use."""
+
+    threads: int | None = option(
+        None,
+        "Threads of a CPU",
+        low=1,
+        high=1024,
+        none="OMP_NUM_THREADS, else one for each core",
+        short="-t",
+    )
 
 
 @dataclass(frozen=True)
@@ -188,7 +202,7 @@ class Settings(Checked):
         metavar="NAME=PATH",
     )
     persist: bool = option(False, "Keep the matrix after a request")
-    head: HeadOverrides = HeadOverrides()
+    head: HeadOverrides = field(default_factory=HeadOverrides)
 
     def __post_init__(self) -> None:
         if self.dtype is not None:  # torch.float32 becomes float32
@@ -333,7 +347,7 @@ class StopSettings(Checked):
     """Stopping options, besides the model's end token."""
 
     max_new_tokens: int = option(
-        256, "Most tokens of the answer; an end token ends it earlier", unit="tokens", low=1, high=2**20
+        256, "Most tokens of the answer; an end token ends it earlier", unit="tokens", low=1, high=2**20, short="-n"
     )
     stop: tuple[str, ...] = option(
         (), "End the answer before this text, also that of a special token; repeatable", many=True

@@ -22,7 +22,7 @@ from longgraft.config.identified_file import read_identified, save_identified
 from longgraft.config.settings import Drafting
 from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
 from longgraft.memories.adjacency import UNSEEN, WIDTH
-from longgraft.models.places import EMBEDDED, embedded
+from longgraft.models.catalogue import EMBEDDED, embedded
 from longgraft.runtime.fingerprint import digest, vocabulary
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.network import Eagle3Network

@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,28 +19,11 @@ from longgraft.methods.method import BUDGET, Method
 from longgraft.methods.needs import Missing
 from longgraft.methods.parts import Parts
 from longgraft.methods.registry import CORE
+from longgraft.methods.summaries import check_method_name, registered
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.verifier import Verifier
 
 __all__ = ["BUDGET", "CORE", "Method", "build", "find", "installed", "known", "verifies", "zoo"]
-
-ENTRY_POINTS = "longgraft.methods"  # the group under which packages register a `Method`
-PACKAGE = "longgraft"
-PROJECT = Path(__file__).parents[2] / "pyproject.toml"  # in a checkout
-
-
-def _registered() -> tuple[list[EntryPoint], list[EntryPoint]]:
-    """Returns the entry points of (this package, other installed packages).
-
-    Those of a checkout are read from its pyproject.toml, so that it need not be installed.
-    """
-    points = list(entry_points(group=ENTRY_POINTS))
-    own = [point for point in points if point.dist is not None and point.dist.name == PACKAGE]
-    others = [point for point in points if point not in own]
-    project = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {}) if PROJECT.exists() else {}
-    if project.get("name") == PACKAGE:
-        own = [EntryPoint(name, value, ENTRY_POINTS) for name, value in project["entry-points"][ENTRY_POINTS].items()]
-    return own, others
 
 
 def _loaded(points: Iterable[EntryPoint], before: Mapping[str, Method]) -> dict[str, Method]:
@@ -67,7 +48,7 @@ def _loaded(points: Iterable[EntryPoint], before: Mapping[str, Method]) -> dict[
 @cache
 def zoo() -> dict[str, Method]:
     """Returns the methods to compare with, which this package registers by entry points, by name."""
-    return _loaded(_registered()[0], CORE)
+    return _loaded(registered()[0], CORE)
 
 
 @cache
@@ -77,7 +58,7 @@ def installed() -> dict[str, Method]:
     Raises:
         ValueError: a method cannot be loaded, or has the name of another method.
     """
-    return _loaded(_registered()[1], CORE | zoo())
+    return _loaded(registered()[1], CORE | zoo())
 
 
 def known() -> dict[str, Method]:
@@ -136,14 +117,8 @@ def _found(what: str) -> Method:
         return zoo()[what]
     if ":" in what:
         return as_method(_named(what), what)
-    methods = known()
-    if what not in methods:
-        near = " or ".join(get_close_matches(what, methods))
-        raise ValueError(
-            f"Method {what!r} is unknown{near and f'; perhaps {near} is meant'}. `longgraft methods` "
-            "lists them; FILE.py:OBJECT names one of yours."
-        )
-    return methods[what]
+    check_method_name(what)
+    return installed()[what]
 
 
 def as_method(found: object, name: str) -> Method:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from longgraft.config.method_syntax import joined
 from longgraft.config.options import Option, options
 from longgraft.config.settings import Budget
 from longgraft.methods.needs import Need
-from longgraft.methods.parts import Parts
-from longgraft.protocol.proposer import Proposer
-from longgraft.target_model.verifier import Verifier
+
+if TYPE_CHECKING:
+    from longgraft.methods.parts import Parts
+    from longgraft.protocol.proposer import Proposer
+    from longgraft.target_model.verifier import Verifier
 
 BUDGET = 60  # nodes per verification, root included; the paper's K_max
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from longgraft.config.method_roles import DEFAULT, HEADLESS
 from longgraft.config.settings import HeadOverrides
-from longgraft.models.catalogue import shipped_head
-from longgraft.models.places import EMBEDDED, embedded
-from longgraft.models.targets import round_weights
-from longgraft.target_model.model import Target
-from longgraft.yarn_drafters.checkpoint import load_head
+from longgraft.models.catalogue import EMBEDDED, embedded, shipped_head
 from longgraft.yarn_drafters.known_heads import find_head, known_targets
-from longgraft.yarn_drafters.layouts import TargetShape
-from longgraft.yarn_drafters.network import Eagle3Network
+
+if TYPE_CHECKING:
+    from longgraft.target_model.model import Target
+    from longgraft.yarn_drafters.network import Eagle3Network
 
 AUTO = "auto"  # take the head that is known for the target
 
@@ -41,7 +39,7 @@ class Sources:
 
     target: Target
     drafter: str | Path | None = AUTO
-    head: HeadOverrides = HeadOverrides()
+    head: HeadOverrides = field(default_factory=HeadOverrides)
     given: Mapping[str, str] = field(default_factory=dict)
     tokenizer: Any = None
 
@@ -136,6 +134,10 @@ def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle
     Beside a target in blocks of integers, its linear weights are rounded to bytes: a level reads less memory, and no
     draft changes the answer.
     """
+    from longgraft.models.targets import round_weights  # imports torch
+    from longgraft.yarn_drafters.checkpoint import load_head
+    from longgraft.yarn_drafters.layouts import TargetShape
+
     shape = TargetShape(target.config.num_hidden_layers, target.config.hidden_size, target.vocab_size)
     network = load_head(path, shape, overrides, dtype=target.dtype, device=target.device)
     if target.weights != "float" and target.kernels:

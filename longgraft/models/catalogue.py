@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.resources
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 PACKED = 1.03  # most bytes of packed blocks by those of the file: Q4_K has 4.63 bits instead of 4.5
 PROGRAMS = 650e6  # bytes of Python, torch and the tokenizer
+EMBEDDED = "embedded"  # the pair that ships with the package
+SUGGESTED = "qwen2.5-coder-0.5b"  # first real model: the hub and the package index have it, and it has no terms
 
 
 @dataclass(frozen=True)
@@ -309,6 +312,14 @@ CATALOGUE: dict[str, Entry] = {
 }
 
 
+def toy_note(command: str) -> str:
+    """Returns what a user of the embedded model should know; command: the one that was given, up to the model."""
+    return (
+        "the embedded model is a toy of 7 million parameters, for a first look; for a real one: "
+        f"longgraft {command} {SUGGESTED} ({CATALOGUE[SUGGESTED].megabytes} MB, fetched once)"
+    )
+
+
 def entry_of(name: str) -> Entry:
     """Looks a model up.
 
@@ -326,6 +337,22 @@ def shipped_head(model: str) -> Path | None:
     if entry is None or not entry.head or not shipped(entry.head).is_dir():
         return None
     return shipped(entry.head)
+
+
+def embedded(part: str) -> Path:
+    """Returns the path of a part of the pair that ships with the package."""
+    return shipped("embedded") / part
+
+
+def check_model_name(name: str) -> None:
+    """Raises ValueError for a misspelt name of the catalogue; a folder and OWNER/REPOSITORY are no such names."""
+    if name in CATALOGUE or "/" in name or Path(name).exists():
+        return
+    similar = get_close_matches(name.lower(), CATALOGUE, cutoff=0.8)
+    if similar:
+        raise ValueError(
+            f"Model {name!r} is unknown. Did you mean {' or '.join(similar)}? `longgraft models` lists all."
+        )
 
 
 def shipped(part: str) -> Path:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from longgraft.models.catalogue import CATALOGUE, Entry, shipped
+from longgraft.models.catalogue import CATALOGUE, EMBEDDED, Entry, check_model_name, embedded
 from longgraft.models.fetch import get, here
 from longgraft.models.gguf_files import dequantized, described, described_folder, gguf_of
 from longgraft.models.store import sha256_of
-
-EMBEDDED = "embedded"  # the pair that ships with the package
 
 
 @dataclass(frozen=True)
@@ -69,11 +66,7 @@ def place_of(model: Any) -> Place:
     file = gguf_of(name)
     if file is not None:
         return _place_of_gguf(name, sha256_of(file), lambda: file)
-    similar = _similar(name)
-    if similar:
-        raise ValueError(
-            f"Model {name!r} is unknown. Did you mean {' or '.join(similar)}? `longgraft models` lists all."
-        )
+    check_model_name(name)
     return Place(name, name)
 
 
@@ -104,15 +97,3 @@ def not_here(model: str | Path | None) -> Entry | None:
     if entry is None or here(entry) or described_folder(entry.sha256).exists():
         return None
     return entry
-
-
-def _similar(name: str) -> list[str]:
-    """Returns names of the catalogue that a misspelt one may mean; [] for a folder or OWNER/REPOSITORY."""
-    if "/" in name or Path(name).exists():
-        return []
-    return get_close_matches(name.lower(), CATALOGUE, cutoff=0.8)
-
-
-def embedded(part: str) -> Path:
-    """Returns the path of a part of the pair that ships with the package."""
-    return shipped("embedded") / part

@@ -6,7 +6,7 @@ MUTATIONS = (
     Mutation(
         "the list of methods leaves out the zoo",
         "examine:methods",
-        '"The zoo: methods to compare with": zoo(),',
+        '"The zoo: methods to compare with": zoo,',
         "",
         "test_cli.py::test_methods_and_heads_are_listed",
     ),

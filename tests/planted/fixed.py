@@ -145,9 +145,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the time of recording counts in a comparison",
-        "compare_with_plain",
-        "ours.stats.replayed_tokens_per_second",
-        "ours.stats.decode_tokens_per_second",
+        "speeds",
+        "ours.replayed_tokens_per_second",
+        "ours.decode_tokens_per_second",
         "test_fixed.py::test_a_comparison_replays_plain_decoding_and_leaves_out_the_time_of_recording",
     ),
     Mutation(

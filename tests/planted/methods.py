@@ -26,14 +26,14 @@ MUTATIONS = (
     ),
     Mutation(
         "another project's file hides the zoo",
-        "find:_registered",
+        "registered",
         'if project.get("name") == PACKAGE:',
         "if PROJECT.exists():",
         "test_methods.py::test_the_zoo_of_an_installed_package_is_found_by_its_entry_points",
     ),
     Mutation(
         "the zoo of an installed package counts as another package's",
-        "find:_registered",
+        "registered",
         "point.dist is not None and point.dist.name == PACKAGE",
         "PROJECT.exists() and point.dist is not None and point.dist.name == PACKAGE",
         "test_methods.py::test_the_zoo_of_an_installed_package_is_found_by_its_entry_points",

@@ -18,9 +18,10 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.background import BackgroundTask
 
 from longgraft.comparison.levels import first_divergence, may_differ
-from longgraft.comparison.with_plain import plain_session
+from longgraft.comparison.with_plain import plain_session, speeds
 from longgraft.engine.repetition import loops
 from longgraft.engine.step import Step
+from longgraft.models.catalogue import EMBEDDED, toy_note
 from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, AnswerRequest, ChatRequest
@@ -79,6 +80,8 @@ def router(state: State) -> APIRouter:
     async def about() -> dict[str, Any]:
         """Returns the session's description, without the paths of folders."""
         lines = [line.replace(state.session.target.name, state.name) for line in state.session.about]
+        if state.session.target.name == EMBEDDED:
+            lines.insert(0, toy_note("serve"))
         return {"about": lines, "chat": bool(getattr(state.tokenizer, "chat_template", None))}
 
     @routes.post("/watch")
@@ -158,18 +161,15 @@ async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIt
             yield "plain", again.reading()
     assert plain.end is not None
     alone.engine.regions.forget()  # recordings and what they run on refer to each other
-    rate = end.stats.replayed_tokens_per_second
-    plain_rate = plain.end.stats.replayed_tokens_per_second
     at = first_divergence(progress.ids, again.ids)
     yield (
         "compared",
         {
             "identical": at is None,
             "first_divergence": at,
-            "plain_tokens_per_second": plain_rate,
-            "speedup": rate / plain_rate if plain_rate else 0.0,
             "may_differ": may_differ(state.session.promise, requested.sampling.temperature > 0),
-        },
+        }
+        | speeds(end.stats, plain.end.stats),
     )
 
 
