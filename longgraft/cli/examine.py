@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 looking = typer.Typer()
 
-PANEL = "Answer"
+PANEL = "Check"
 Json = Annotated[bool, typer.Option("--json", help="One object on stdout.")]
 
 
-@looking.command("methods", epilog="Example: longgraft methods; then longgraft methods graft-x", rich_help_panel=PANEL)
+@looking.command(
+    "methods", epilog="Example: longgraft methods; then longgraft methods graft-x", rich_help_panel="Answer"
+)
 def methods(
     names: Annotated[
         list[str] | None,

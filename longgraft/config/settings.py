@@ -263,7 +263,7 @@ class SamplingSettings(Checked):
 
 @dataclass(frozen=True)
 class LogitSettings(Checked):
-    """Options that change the logits: constraints on the answer, penalties and biases.
+    """Options that change the logits: constraints, penalties and biases.
 
     `LogitOptions` and the fields of requests take their ranges from here.
     """
