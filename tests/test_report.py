@@ -14,7 +14,7 @@ import longgraft
 from longgraft.budget.cost_model import Costs
 from longgraft.comparison.levels import Check, level, step_of
 from longgraft.eval.reports.cells import cells
-from longgraft.eval.reports.compare import lines
+from longgraft.eval.reports.compare import compare, lines
 from longgraft.eval.reports.estimates import judged
 from longgraft.eval.reports.oracle import bounds, fastest_width, without_waste
 from longgraft.eval.reports.overview import drifts
@@ -621,6 +621,14 @@ def test_two_runs_are_compared_row_by_row():
     found = lines(ROWS, other)
     assert "only in the first 7, only in the second 1; failed in the first 1, in the second 1." in found[0]
     assert "in 1 of them:" in found[1] and "lcc 4096 a replay graft 0" in found[2] and "x 2.000," in found[3]
+
+
+def test_a_comparison_of_two_models_warns():
+    ours = run(ROWS)
+    theirs = run(ROWS, target="another")
+    warning = compare(ours, theirs)[2]
+    assert f"two models are paired, {ENVIRONMENT['target']} and another" in warning
+    assert "warning" not in "".join(compare(ours, ours))
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,12 @@ Pair = tuple[Row, Row]  # the first run's row, and the second's of the same key
 
 
 def compare(first: Run, second: Run) -> list[str]:
-    """Returns lines for people: which run is which, and `lines`."""
-    return [f"first:  {first.describe()}", f"second: {second.describe()}", *lines(first.rows, second.rows)]
+    """Returns lines for people: which run is which, a warning if their models differ, and `lines`."""
+    which = [f"first:  {first.describe()}", f"second: {second.describe()}"]
+    models = [run.environment["target"] for run in (first, second)]
+    if models[0] != models[1]:
+        which.append(f"warning: two models are paired, {models[0]} and {models[1]}; the ratios compare both at once.")
+    return [*which, *lines(first.rows, second.rows)]
 
 
 def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:

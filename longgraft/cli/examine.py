@@ -11,7 +11,7 @@ import typer
 
 from longgraft.cli.commands import command
 from longgraft.cli.generate import open_session
-from longgraft.config.method_roles import DENSE
+from longgraft.config.method_roles import DEFAULT, DENSE, HEADLESS
 from longgraft.config.new_paths import new_file
 from longgraft.config.options import Checked, like, option
 from longgraft.config.settings import POSITIONS, Pair, SamplingSettings, Settings, StopSettings
@@ -54,6 +54,8 @@ def methods(
 def _listed(method: Method) -> str:
     """Describes a method in one line."""
     about = []
+    if method.name in (DEFAULT, HEADLESS):
+        about.append("the default" if method.name == DEFAULT else "the default without a head")
     if method.needs:
         about.append(f"needs {' and '.join(need.switch for need in method.needs)}")
     if method.promise != "exact":

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from longgraft.config.data_files import read_table
 from longgraft.config.new_paths import new_folder
 from longgraft.config.options import size
 
@@ -20,7 +21,7 @@ train = typer.Typer(
     help="Train a drafter, extend one to long prompts, or train a small target. The same command again resumes; "
     "several GPUs: torchrun --no-python.",
 )
-heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 heads; export one to another layout.")
+heads = typer.Typer(invoke_without_command=True, help="List the EAGLE-3 heads that ship or are known; export one.")
 
 Data = Annotated[
     list[Path],
@@ -279,20 +280,32 @@ def train_regenerate(
 
 @heads.callback(epilog="Example: longgraft heads")
 def list_heads(context: typer.Context) -> None:
-    """List the known EAGLE-3 heads and their targets."""
+    """List the EAGLE-3 heads that ship, those that are known, and their targets."""
+    from longgraft.models.catalogue import CATALOGUE, shipped, shipped_head
     from longgraft.yarn_drafters.known_heads import KNOWN_HEADS
 
-    if context.invoked_subcommand is None:
-        for head in KNOWN_HEADS:
-            print(f"{head.target:<44} {head.head:<48} {head.trained_length:>6,} tokens")
+    if context.invoked_subcommand is not None:
+        return
+    places = {EMBEDDED: shipped("embedded/drafter")} | {name: shipped_head(name) for name in CATALOGUE}
+    rows = [("target", "head", "length in tokens")]
+    for name, folder in places.items():
+        if folder is not None:
+            length = read_table(folder / "config.json", {"max_position_embeddings": int})["max_position_embeddings"]
+            rows.append((name, f"ships; --drafter {'auto' if name == EMBEDDED else name}", f"{length:,}"))
+    rows.extend((head.target, head.head, f"{head.trained_length:,}") for head in KNOWN_HEADS)
+    for target, head, length in rows:
+        print(f"{target:<44} {head:<48} {length:>16}")
 
 
 @heads.command(
     "export",
-    epilog="Example: longgraft heads export run/head --model Qwen/Qwen3-8B --out vllm-head --layout speculators",
+    epilog="Example: longgraft heads export run/head --model Qwen/Qwen3-8B --out vllm-head --layout speculators; then "
+    "longgraft heads export smollm2 --out smollm2-head --layout eagle3",
 )
 def export(
-    drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the head.")],
+    drafter: Annotated[
+        str, typer.Argument(help="The head, as --drafter takes it: hub id, folder, auto or a model's name.")
+    ],
     out: Annotated[Path, typer.Option(help="New folder.", metavar="FOLDER")],
     model: Model = None,
     layout: Annotated[
@@ -300,6 +313,8 @@ def export(
     ] = "speculators",
 ) -> None:
     """Write a head in another public layout."""
+    from longgraft.methods.needs import head_path
+    from longgraft.models.catalogue import shipped_head
     from longgraft.models.places import place_of
     from longgraft.target_model.positions import most_positions
     from longgraft.target_model.weights import read_config
@@ -310,9 +325,16 @@ def export(
     if layout not in savers:
         raise ValueError(f"Layout {layout!r} is unknown. Known: {', '.join(savers)}.")
     new_folder(out)
+    if model is None and shipped_head(drafter) is not None:
+        model = drafter  # the head's own target
     target = place_of(model)
+    path = head_path(drafter, target.name)
+    if path is None:
+        raise ValueError(
+            f"No head of {target.name} is known. Give its folder or hub id; `longgraft heads` lists those known."
+        )
     config = read_config(target.path, target.name)
-    network = load_head(drafter, TargetShape.of(config), dtype=None)
+    network = load_head(path, TargetShape.of(config), dtype=None)
     if layout == "speculators":
         save_speculators(
             network,
