@@ -157,6 +157,15 @@ def test_an_answer_names_its_model_method_and_settings(pair, cli):
     assert json.loads(out)["settings"]["budget"] == 16  # the default is smaller on a CPU
 
 
+def test_an_answer_that_loops_is_no_measure_of_speed(pair, cli):
+    code, out, err = cli(*ask(pair, "--json"))
+    assert code == 0 and not json.loads(out)["loops"]
+    assert "repeats itself" not in cli(*ask(pair))[2]
+    token = json.loads(out)["token_ids"][0]
+    err = cli(*ask(pair, "--compare", "--logit-bias", f"{token}=1e9"))[2]
+    assert err.splitlines()[-1].startswith("the answer repeats itself: in a loop every guess is right")
+
+
 def test_a_terminal_shows_the_answer_before_it_is_compared(pair, cli, monkeypatch):
     monkeypatch.setattr(generate, "_print_report", lambda found: print("[report]"))
     monkeypatch.setattr(with_plain, "compare_with_plain", lambda *_: print("[compared]"))

@@ -167,6 +167,20 @@ def test_the_main_table_is_shown_with_and_without_answers_that_loop(folder):
     ]
 
 
+def test_summary_headline_leaves_out_answers_that_loop_a_second_time():
+    rows = [
+        made
+        for prompt, rate, loop in (("a", 20, False), ("b", 20, False), ("c", 160, True))
+        for made in (row(prompt=prompt, loop=loop), row("graft-x-text", rate, (2, 4), prompt=prompt, loop=loop))
+    ]
+    headline = summary(run(rows)).splitlines()[4]
+    assert headline.startswith("Speed-up of `graft-x-text`, the default here: 4.00 at 4K (3 prompts). 1 of 3 prompts ")
+    assert "in a loop every guess is right; without them: 2.00 at 4K. With the reading" in headline
+    only = summary(run(rows[4:])).splitlines()[4]
+    assert "1 of 1 prompt have an answer" in only and "without them: nothing was measured. With" in only
+    assert lines(rows, rows)[-1].endswith("; 3 prompts (1 looping)")
+
+
 def test_failures_of_one_error_are_one_line():
     rows = [
         row(),

@@ -92,11 +92,13 @@ def _ratios(pairs: Sequence[Pair]) -> list[str]:
     lines = []
     for key, alike in grouped(pairs, lambda pair: pair[0].key._replace(prompt_id="", repeat=0)).items():
         prompts = grouped(alike, lambda pair: pair[0].key.prompt_id)
+        looping = sum(any(row.loop for pair in pairs for row in pair) for pairs in prompts.values())
+        count = prompt_count(len(prompts)) + (f" ({looping} looping)" if looping else "")
         speed = _ratio(prompts, "decode_tokens_per_second", Mean.geometric)
         mat = _ratio(prompts, "mat", Mean.of)  # a prompt may have none in the second run
         lines.append(
             f"{key.mode}, {key.suite}, {length_name(key.bucket)}, {key.method}: "
-            f"tokens per second {speed}, MAT {mat}; {prompt_count(len(prompts))}"
+            f"tokens per second {speed}, MAT {mat}; {count}"
         )
     return lines
 
