@@ -7,8 +7,10 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import pytest
+from toys.sessions import METHODS
 
 import longgraft
 from longgraft.budget.cost_model import Costs
@@ -18,6 +20,8 @@ from longgraft.eval.reports.compare import compare, lines
 from longgraft.eval.reports.estimates import judged
 from longgraft.eval.reports.oracle import bounds, fastest_width, without_waste
 from longgraft.eval.reports.overview import drifts
+from longgraft.eval.reports.panels import METHODS as STYLED
+from longgraft.eval.reports.panels import STYLES, places, style_of
 from longgraft.eval.reports.plots import checked_suffix, draw
 from longgraft.eval.reports.report import summary, write
 from longgraft.eval.reports.run_costs import costs_of, costs_of_run
@@ -589,8 +593,33 @@ def test_steps_hold_the_time_to_the_first_token_memory_and_the_accepted_tokens_o
         assert float(found["verify_ms"]) == pytest.approx(100.0)
 
 
+def test_a_method_has_one_colour_in_all_figures():
+    assert set(METHODS) <= set(STYLED) and len(set(STYLED)) == len(STYLED) <= STYLES
+    assert places(["pld", "graft-x"]) == {"pld": STYLED.index("pld"), "graft-x": 0}
+    variants = [f"graft+depth={depth}" for depth in range(60)]
+    numbers = places(["graft", *variants[:3]])
+    assert len(set(numbers.values())) == 4 == len({style_of(number)["color"] for number in numbers.values()})
+    assert len(set(places(["graft", *variants]).values())) == 61
+    assert places(["mine"]) == {"mine": crc32(b"mine") % STYLES}
+    assert len({str(style_of(number) | {"markersize": 0}) for number in range(STYLES)}) == STYLES
+
+
+@pytest.mark.parametrize("prompts, said", [("abcde", True), ("ab", False)])
+def test_a_figure_names_intervals_only_if_it_draws_one(monkeypatch, prompts, said):
+    rows = [made for prompt in prompts for made in (row(prompt=prompt), row("pld", 20, (1, 1), prompt=prompt))]
+    drawn = {}
+    monkeypatch.setattr(
+        "longgraft.eval.reports.plots.save", lambda plt, figure, caption, path: drawn.update({path.stem: figure})
+    )
+    draw(run(rows))
+    title = drawn["speedup_by_length"].axes[0].get_title()
+    assert title == "Decoding speed" + (", with 95 % intervals over prompts" if said else "")
+    (band,) = drawn["mat_by_length"].axes[0].collections
+    assert bool(band.get_paths()) == said
+
+
 @pytest.mark.parametrize(
-    ("rows", "labels", "message"),
+    "rows, labels, message",
     [
         ([], {}, "no rows to draw"),
         (ROWS[-1:], {}, r"All rows \(1\) are failures\. The first: RuntimeError: out of memory"),
