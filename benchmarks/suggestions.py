@@ -34,8 +34,9 @@ from longgraft.completion.completer import Completer, Completion
 from longgraft.completion.options import NEXT_EDIT, CompletionOptions
 from longgraft.completion.snippets import Change, Cursor
 from longgraft.config.json_lines import read_json_lines
+from longgraft.config.method_roles import HEADLESS
 from longgraft.engine.session import Session
-from longgraft.eval.reports.panels import pyplot
+from longgraft.eval.reports.panels import places, pyplot, style_of
 from longgraft.loading import load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -249,15 +250,12 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Draws the seconds from request to complete suggestion: a dot per suggestion, a line at the median."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 3.2))
-    groups = [
-        (context, state, method)
-        for context in CONTEXTS
-        for state in STATES
-        for method in dict.fromkeys(row.method for row in rows)
-    ]
+    methods = list(dict.fromkeys(row.method for row in rows))
+    numbers = places((PLAIN, HEADLESS))
+    groups = [(context, state, method) for context in CONTEXTS for state in STATES for method in methods]
     for place, group in enumerate(groups):
         seconds = [row.seconds for row in rows if (row.context, row.state, row.method) == group]
-        colour = "#888888" if group[2] == PLAIN else "#1f77b4"
+        colour = style_of(numbers[PLAIN if group[2] == PLAIN else HEADLESS])["color"]
         axes.plot(seconds, [place] * len(seconds), "o", color=colour, alpha=0.5, markersize=4)
         axes.plot([statistics.median(seconds)] * 2, [place - 0.35, place + 0.35], color=colour, linewidth=2)
     axes.set_yticks(

@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock
 
 from longgraft.config.cache import cache_folder
-from longgraft.config.identified_file import read_identified, save_identified
+from longgraft.config.identified_file import MODEL, read_identified, save_identified
 
 VERSION = "1"
 SORTED = 32  # tokens by which places are sorted: a match and its continuation together are at most as long
@@ -107,7 +107,7 @@ class Corpus:
         return [self.tokens[at : at + longest + PASSAGE].tolist() for at in self.order[evenly].tolist()]
 
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
-        """Writes one safetensors file, whole or not at all; `identity` names the tokenizer of the ids."""
+        """Writes one safetensors file, whole or not at all; `identity` names the ids' tokenizer and its model."""
         tensors = {"tokens": torch.from_numpy(self.tokens), "order": torch.from_numpy(self.order)}
         save_identified(path, tensors, {"version": VERSION}, identity)
 
@@ -174,13 +174,13 @@ def existing_corpus(name: str) -> Path:
     return path
 
 
-def open_corpus(name: str, tokenizer: str, vocab_size: int) -> Corpus:
+def open_corpus(name: str, tokenizer: str, vocab_size: int, model: str) -> Corpus:
     """Opens the corpus of this name; raises ValueError if there is none for this tokenizer and vocabulary.
 
     tokenizer: its fingerprint; ids are checked because one too large would end the process on a GPU
     """
     path = existing_corpus(name)
-    corpus = Corpus.load(path, {"tokenizer": tokenizer})
+    corpus = Corpus.load(path, {"tokenizer": tokenizer, MODEL: model})
     least = int(corpus.tokens.min())
     most = int(corpus.tokens.max())
     if least < 0 or most >= vocab_size:

@@ -28,6 +28,7 @@ IDS = "ids"
 RANK_TYPES = torch.int32, torch.int64
 # Label -> the option of load.
 OPTIONS = {"dtype": "dtype", "cache": "kv_dtype", "drafter window": "draft_window"}
+MODEL_LABELS = {"configuration", "weights", "tokenizer"}  # one of them differs if the model does
 # What an identity without these labels means.
 UNSAID = {"cache": "the model's dtype", "linear weights": "floats"}
 
@@ -144,13 +145,18 @@ def _check(path: Path, about: Mapping[str, str], needed: Needed, file: Any) -> N
     if not isinstance(identity, dict):
         raise _unfit(path, "was changed after it was made")
     lacks = [f"rows of the {owner}" for owner in needed.caches if owner not in owners]
-    for label, value in (UNSAID | dict(needed.identity)).items():
-        in_file = identity.get(label, UNSAID.get(label))
-        if in_file != value and not lacks:
-            remedy = ""
-            if label in OPTIONS and in_file not in ("none", UNSAID.get(label)):
-                remedy = f", or load with {OPTIONS[label]}={in_file}"
-            raise _unfit(path, f"was made for {label} {in_file} {source}, and this session has {value}", remedy=remedy)
+    made = UNSAID | identity
+    wanted = UNSAID | dict(needed.identity)
+    differing = [label for label in wanted if made.get(label) != wanted[label]]
+    if about["model"] != needed.model and MODEL_LABELS.intersection(differing):
+        raise _unfit(path, f"was made for model {about['model']}, and this session has {needed.model}")
+    if differing and not lacks:
+        label = differing[0]
+        remedy = ""
+        if label in OPTIONS and made.get(label) not in ("none", UNSAID.get(label)):
+            remedy = f", or load with {OPTIONS[label]}={made.get(label)}"
+        words = f"was made for {label} {made.get(label)} {source}, and this session has {wanted[label]}"
+        raise _unfit(path, words, remedy=remedy)
     if about["cell"] != str(needed.cell):
         raise _unfit(path, f"has cells of {about['cell']} tokens, and {needed.cell} are needed")
     lacks += [_words(name) for name in needed.tensors if name not in names]

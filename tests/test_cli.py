@@ -158,6 +158,15 @@ def test_an_answer_names_its_model_method_and_settings(pair, cli):
     assert json.loads(out)["settings"]["budget"] == 16  # the default is smaller on a CPU
 
 
+def test_an_answer_that_loops_is_no_measure_of_speed(pair, cli):
+    code, out, err = cli(*ask(pair, "--json"))
+    assert code == 0 and not json.loads(out)["loops"]
+    assert "repeats itself" not in cli(*ask(pair))[2]
+    token = json.loads(out)["token_ids"][0]
+    err = cli(*ask(pair, "--compare", "--logit-bias", f"{token}=1e9"))[2]
+    assert err.splitlines()[-1].startswith("the answer repeats itself: in a loop every guess is right")
+
+
 def test_a_terminal_shows_the_answer_before_it_is_compared(pair, cli, monkeypatch):
     monkeypatch.setattr(generate, "print_report", lambda found: print("[report]"))
     monkeypatch.setattr(with_plain, "compare_with_plain", lambda *_: print("[compared]"))
@@ -631,17 +640,21 @@ def test_doctor_does_not_count_memory_left_over_from_building_a_model(pair, cli,
 
 
 def test_memory_is_the_sum_of_weights_caches_and_matrix(pair):
-    from longgraft.eval.checks.doctor import Footprint, memory
+    from longgraft.eval.checks.doctor import Footprint, PromptLength, memory
 
     shares = {"target": Footprint(1000, 10), "drafter": Footprint(100, 1)}
-    lines, fits = memory(shares, {"matrix": 50}, 20, 2**30)
+    prompt = PromptLength(20)
+    lines, fits = memory(shares, {"matrix": 50}, prompt, 2**30)
     assert fits and "0.0 MiB" in lines[0] and len(lines) == 2
-    assert "peak of the process: 3.0 MiB, 3.0 of them" in memory(shares, {}, 20, 2**30, 3 * 2**20)[0][1]
+    assert "peak of the process: 3.0 MiB, 3.0 of them" in memory(shares, {}, prompt, 2**30, 3 * 2**20)[0][1]
     used = 1000 + 100 + 50 + 20 * 11
     assert [
-        memory(shares, {"matrix": 50}, 20, left)[0][1].split(": ")[2].split(";")[0]
+        memory(shares, {"matrix": 50}, prompt, left)[0][1].split(": ")[2].split(";")[0]
         for left in (used - 1, used, int(used / 0.9) + 1)
     ] == ["does not fit", "tight", "fits"]
+    for positions, advised in (10**6, 171), (90, 90):  # 0.9 of 3,320 bytes hold 1,100 of weights and 171 tokens of 11
+        advice = memory(shares, {}, PromptLength(10**6, positions), 3_320)[0][1]
+        assert advice.endswith(f"does not fit; up to {advised} tokens would")
 
 
 def test_methods_and_heads_are_listed(cli):
@@ -660,7 +673,10 @@ def test_methods_and_heads_are_listed(cli):
     described = cli("methods", "graft-x", "pld")[1]
     assert "needs an EAGLE-3 drafter (--drafter PATH); budget 60; exact" in described and "pld  " in described
     assert "retrieval" not in described
-    assert "YARN-64K" in cli("heads")[1]
+    assert [line.split()[0] for line in lines if "[the default" in line] == ["graft-x", "graft-x-text"]
+    heads = cli("heads")[1]
+    assert "YARN-64K" in heads and re.search(r"^smollm2 +ships; --drafter smollm2 +8,192$", heads, re.MULTILINE)
+    assert re.search(r"^embedded +ships; --drafter auto +65,536$", heads, re.MULTILINE)
     assert "THUDM/LongBench" in cli("suites")[1]
 
 

@@ -12,6 +12,7 @@ from importlib.metadata import version
 import pytest
 from toys.commands import assert_before_loading
 from toys.sources import ROOT
+from typer import Exit
 from typer.main import get_command
 
 from longgraft.cli.root import app
@@ -87,6 +88,25 @@ def test_short_forms_set_what_their_long_forms_do(cli, monkeypatch):
     assert all(
         line in short.splitlines() for line in ('model = "smollm2"', "max_new_tokens = 5   # tokens", "threads = 3")
     )
+
+
+@pytest.mark.parametrize(
+    "path, command", [pytest.param(path, command, id=" ".join(path)) for path, command in commands(get_command(app))]
+)
+def test_help_shows_whole_titles_in_80_columns(monkeypatch, capsys, path, command):
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    with pytest.raises(Exit):
+        command.make_context(" ".join(path), ["--help"])
+    shown = capsys.readouterr().out
+    titles = {param.rich_help_panel for param in command.params if param.rich_help_panel}
+    assert "--help" in shown and [title for title in titles if f"─ {title} ─" not in shown] == []
+
+
+def test_serve_and_generate_show_the_unit_of_a_cache_with_and_without_a_default(monkeypatch, capsys):
+    for name, text in ("generate", "--prefixes GiB"), ("serve", "default: 4 GiB."):
+        with pytest.raises(Exit):
+            get_command(app).commands[name].make_context(name, ["--help"])
+        assert text in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 def test_the_version_is_the_packages(cli):

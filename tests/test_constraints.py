@@ -376,7 +376,7 @@ def test_request_with_a_slow_constraint_rests_while_others_are_decoded(monkeypat
 def test_a_missing_extra_is_named_in_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     constraints._matchers.clear()
-    with pytest.raises(ValueError, match=r"pip install longgraft\[grammar\]"):
+    with pytest.raises(ValueError, match=r'pip install "longgraft\[grammar\]"'):
         session("ar").generate(toy_prompt(20), 4, regex="a")
 
 

@@ -117,6 +117,10 @@ def test_a_corpus_of_another_tokenizer_or_half_a_file_is_refused(tmp_path):
     assert found.tokens.tolist() == [5, 6, 7] and found.order.tolist() == made.order.tolist()
     with pytest.raises(ValueError, match=r"belongs to tokenizer 'mine', and 'theirs' is loaded. Remove it"):
         Corpus.load(path, {"tokenizer": "theirs"})
+    made.save(path, IDENTITY | {"model": "ours"})
+    with pytest.raises(ValueError, match=r"made for model 'ours', and 'yours' has another tokenizer. Remove it"):
+        Corpus.load(path, {"tokenizer": "theirs", "model": "yours"})
+    assert Corpus.load(path, IDENTITY | {"model": "the same by another name"}).tokens.tolist() == [5, 6, 7]
     replace(made, order=made.order[:2]).save(path, IDENTITY)
     with pytest.raises(ValueError, match=r"'ours' holds tokens torch.int32 \[3\] and order torch.int32 \[2\]"):
         Corpus.load(path, IDENTITY)
@@ -179,7 +183,8 @@ def test_files_are_added_kept_listed_and_removed(tmp_path, capsys, monkeypatch):
     assert "no corpus in" in run(capsys, monkeypatch, "corpus")[1]
     assert run(capsys, monkeypatch, "corpus", "add", "ours", tmp_path / "rows.jsonl.gz")[0] == 0
     assert text() == f"import torch{end}"
-    code, out, _ = run(capsys, monkeypatch, "corpus", "add", "ours", tmp_path / "code", "--endings", ".py,.md")
+    code, out, err = run(capsys, monkeypatch, "corpus", "add", "ours", tmp_path / "code", "--endings", ".py,.md")
+    assert err == ""  # no bars: stderr is no terminal
     assert text() == f"import torch{end}import numpy{end}# Words{end}" and code == 0 and "are kept in" in out
     run(capsys, monkeypatch, "corpus", "add", "ours", tmp_path / "code" / "a.py", "--most", 5)
     assert text().endswith(f"import numpy{end}") and len(load_needs(find("rest"), sources)[1]["datastore"].tokens) == 5

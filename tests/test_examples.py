@@ -30,6 +30,8 @@ def test_a_long_prompt_takes_fewer_steps_and_has_the_same_answer(monkeypatch, ca
     shown = capsys.readouterr().out
     steps, plain = re.search(r"in (\d+) steps, plainly in (\d+)", shown).groups()
     assert int(steps) < int(plain) / 4
+    lines = [line for line in shown.splitlines() if line.strip()]
+    assert len(set(lines)) == len(lines) >= 4  # the answer is no loop
     assert "identical answers: True" in shown
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig
 
 from longgraft.cli.train import export
 from longgraft.config.settings import HeadOverrides
@@ -564,9 +565,18 @@ def test_an_exported_speculators_head_gives_the_same_logits(tmp_path, more):
     assert any(name.startswith("layers.0.") for name in load_file(tmp_path / "model.safetensors"))
 
 
-def test_an_export_never_overwrites(tmp_path):
-    from transformers import LlamaConfig
+def test_an_export_takes_the_names_that_drafter_takes(tmp_path):
+    export("auto", tmp_path / "embedded", layout="eagle3")
+    embedded = TargetShape(8, 256, 4096)
+    assert load_head(tmp_path / "embedded", embedded).config.max_positions == 65536
+    with pytest.raises(ValueError, match="belongs to another target"):
+        export("smollm2", tmp_path / "other", "embedded")  # the head that ships for it, and not a folder of this name
+    with pytest.raises(ValueError, match=r"No head of .*target is known. Give its folder or hub id"):
+        LlamaConfig(vocab_size=64, num_hidden_layers=12).save_pretrained(tmp_path / "target")
+        export("auto", tmp_path / "none", str(tmp_path / "target"))
 
+
+def test_an_export_never_overwrites(tmp_path):
     LlamaConfig(
         vocab_size=64, hidden_size=32, num_hidden_layers=12, num_attention_heads=4, intermediate_size=48
     ).save_pretrained(tmp_path / "target")

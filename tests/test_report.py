@@ -7,17 +7,21 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from zlib import crc32
 
 import pytest
+from toys.sessions import METHODS
 
 import longgraft
 from longgraft.budget.cost_model import Costs
 from longgraft.comparison.levels import Check, level, step_of
 from longgraft.eval.reports.cells import cells
-from longgraft.eval.reports.compare import lines
+from longgraft.eval.reports.compare import compare, lines
 from longgraft.eval.reports.estimates import judged
 from longgraft.eval.reports.oracle import bounds, fastest_width, without_waste
 from longgraft.eval.reports.overview import drifts
+from longgraft.eval.reports.panels import METHODS as STYLED
+from longgraft.eval.reports.panels import STYLES, places, style_of
 from longgraft.eval.reports.plots import checked_suffix, draw
 from longgraft.eval.reports.report import summary, write
 from longgraft.eval.reports.run_costs import costs_of, costs_of_run
@@ -165,6 +169,20 @@ def test_the_main_table_is_shown_with_and_without_answers_that_loop(folder):
         ("all", "2", "1", 6.0),
         ("without those that loop", "1", "0", 3.0),
     ]
+
+
+def test_summary_headline_leaves_out_answers_that_loop_a_second_time():
+    rows = [
+        made
+        for prompt, rate, loop in (("a", 20, False), ("b", 20, False), ("c", 160, True))
+        for made in (row(prompt=prompt, loop=loop), row("graft-x-text", rate, (2, 4), prompt=prompt, loop=loop))
+    ]
+    headline = summary(run(rows)).splitlines()[4]
+    assert headline.startswith("Speed-up of `graft-x-text`, the default here: 4.00 at 4K (3 prompts). 1 of 3 prompts ")
+    assert "in a loop every guess is right; without them: 2.00 at 4K. With the reading" in headline
+    only = summary(run(rows[4:])).splitlines()[4]
+    assert "1 of 1 prompt have an answer" in only and "without them: nothing was measured. With" in only
+    assert lines(rows, rows)[-1].endswith("; 3 prompts (1 looping)")
 
 
 def test_failures_of_one_error_are_one_line():
@@ -575,8 +593,33 @@ def test_steps_hold_the_time_to_the_first_token_memory_and_the_accepted_tokens_o
         assert float(found["verify_ms"]) == pytest.approx(100.0)
 
 
+def test_a_method_has_one_colour_in_all_figures():
+    assert set(METHODS) <= set(STYLED) and len(set(STYLED)) == len(STYLED) <= STYLES
+    assert places(["pld", "graft-x"]) == {"pld": STYLED.index("pld"), "graft-x": 0}
+    variants = [f"graft+depth={depth}" for depth in range(60)]
+    numbers = places(["graft", *variants[:3]])
+    assert len(set(numbers.values())) == 4 == len({style_of(number)["color"] for number in numbers.values()})
+    assert len(set(places(["graft", *variants]).values())) == 61
+    assert places(["mine"]) == {"mine": crc32(b"mine") % STYLES}
+    assert len({str(style_of(number) | {"markersize": 0}) for number in range(STYLES)}) == STYLES
+
+
+@pytest.mark.parametrize("prompts, said", [("abcde", True), ("ab", False)])
+def test_a_figure_names_intervals_only_if_it_draws_one(monkeypatch, prompts, said):
+    rows = [made for prompt in prompts for made in (row(prompt=prompt), row("pld", 20, (1, 1), prompt=prompt))]
+    drawn = {}
+    monkeypatch.setattr(
+        "longgraft.eval.reports.plots.save", lambda plt, figure, caption, path: drawn.update({path.stem: figure})
+    )
+    draw(run(rows))
+    title = drawn["speedup_by_length"].axes[0].get_title()
+    assert title == "Decoding speed" + (", with 95 % intervals over prompts" if said else "")
+    (band,) = drawn["mat_by_length"].axes[0].collections
+    assert bool(band.get_paths()) == said
+
+
 @pytest.mark.parametrize(
-    ("rows", "labels", "message"),
+    "rows, labels, message",
     [
         ([], {}, "no rows to draw"),
         (ROWS[-1:], {}, r"All rows \(1\) are failures\. The first: RuntimeError: out of memory"),
@@ -621,6 +664,14 @@ def test_two_runs_are_compared_row_by_row():
     found = lines(ROWS, other)
     assert "only in the first 7, only in the second 1; failed in the first 1, in the second 1." in found[0]
     assert "in 1 of them:" in found[1] and "lcc 4096 a replay graft 0" in found[2] and "x 2.000," in found[3]
+
+
+def test_a_comparison_of_two_models_warns():
+    ours = run(ROWS)
+    theirs = run(ROWS, target="another")
+    warning = compare(ours, theirs)[2]
+    assert f"two models are paired, {ENVIRONMENT['target']} and another" in warning
+    assert "warning" not in "".join(compare(ours, ours))
 
 
 @pytest.mark.parametrize(

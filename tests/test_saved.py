@@ -205,6 +205,21 @@ def test_every_part_of_the_identity_is_compared(file, tmp_path):
     )
 
 
+def test_a_file_of_another_model_names_both(file, tmp_path):
+    with safe_open(file, framework="pt") as opened:
+        identity = json.loads(opened.metadata()["identity"])
+    name = session().target.name
+    words = f"was made for model theirs, and this session has {name}. Make"
+    for label in "configuration", "weights", "tokenizer":
+        refused(
+            changed(file, tmp_path / "p", model="theirs", identity=json.dumps(identity | {label: "another"})), words
+        )
+    of_another_name = changed(file, tmp_path / "p", model="theirs")
+    session().pin_prefix(of_another_name)
+    narrower = changed(file, tmp_path / "p", model="theirs", identity=json.dumps(identity | {"dtype": "bfloat16"}))
+    refused(narrower, "was made for dtype bfloat16 (model theirs, ")
+
+
 def test_files_of_other_weights_or_settings_are_refused(file):
     tuned = session()
     model = tuned.target.model = deepcopy(toy_model("llama"))
@@ -214,7 +229,7 @@ def test_files_of_other_weights_or_settings_are_refused(file):
         (tuned, "weights"),
         (session(seed=1), "drafter weights"),
         (session("graft+window=32"), "drafter window"),
-        (session(family="qwen3"), "configuration"),
+        (session(family="qwen3"), "model llama, and this session has qwen3"),
     ):
         with pytest.raises(ValueError, match=f"made for {label}"):
             other.pin_prefix(file)

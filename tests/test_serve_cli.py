@@ -114,7 +114,7 @@ def test_an_option_out_of_range_is_named(capsys, monkeypatch, more, message):
 def test_serve_without_its_extra_says_what_to_install(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "longgraft.serve.app", None)
     code, _, err = run(capsys, monkeypatch, "serve")
-    assert code == 2 and "pip install longgraft[serve]" in err
+    assert code == 2 and 'pip install "longgraft[serve]"' in err
 
 
 @pytest.mark.slow

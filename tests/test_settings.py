@@ -13,7 +13,7 @@ from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.config.data_files import read_table
 from longgraft.config.file_errors import reason
 from longgraft.config.option_files import describe
-from longgraft.config.options import Checked, made, option, options, size
+from longgraft.config.options import Checked, Option, made, option, options, size
 from longgraft.config.settings import (
     Drafting,
     HeadOverrides,
@@ -190,6 +190,26 @@ def test_every_option_says_what_it_is_for_and_what_its_numbers_mean():
             assert one.help or one.kind is HeadOverrides, name  # its fields say it
             assert one.none or "None" not in str(one.kind), f"{name} does not say what None stands for"
             assert one.default is None or group().__dict__[name] == one.default
+
+
+@pytest.mark.parametrize(
+    "name, default, text",
+    [
+        ("count", 3, "Of things; from 1 to 9; default: 3 things."),
+        ("share", 0.25, "Of all; from 0 to 1; default: 0.25."),
+        ("pair", None, "Of both; default: neither."),
+        ("names", ("a",), "Of people; one or more of a, b; default: a."),
+        ("places", {}, "By name."),
+        ("quick", False, "Not slowly."),
+    ],
+)
+def test_help_says_the_range_the_choices_the_default_and_its_unit(name, default, text):
+    assert options(Toy)[name].help_text(default) == text
+
+
+def test_help_hides_neither_choices_nor_default_because_the_sentence_has_such_words():
+    described = Option("The line is cut off", choices=("line", "block"), unit="seconds")
+    assert described.help_text(30.0) == "The line is cut off; one of line, block; default: 30 seconds."
 
 
 def test_settings_have_the_defaults_of_the_code_that_reads_them():

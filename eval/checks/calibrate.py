@@ -144,7 +144,7 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
     nodes = session.engine.budget
     halves: tuple[list[_Step], list[_Step]] = ([], [])
     looping = 0
-    for index, (ids, recorded) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
+    for index, (ids, recorded) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt", disable=None)):
         warmup.steps = []
         replay = recorded[: how.max_new_tokens]
         if replay:

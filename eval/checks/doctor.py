@@ -47,6 +47,25 @@ class FitReport:
 
 
 @dataclass(frozen=True)
+class PromptLength:
+    """A prompt's length, and the longest that the models allow."""
+
+    tokens: int
+    positions: int = UNBOUNDED
+
+    @property
+    def fits(self) -> bool:
+        return self.tokens <= self.positions
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for people if the prompt is too long."""
+        if self.fits:
+            return []
+        return [f"context {self.tokens:,}: too long, {self.positions:,} positions are allowed"]
+
+
+@dataclass(frozen=True)
 class Footprint:
     """The memory that a target model or a head takes, in bytes."""
 
@@ -109,9 +128,8 @@ def examine(
         layers = head_settings.feature_layers
         if not head_settings.window:
             positions = min(positions, head_settings.max_positions)
-    fits = context <= positions
-    if not fits:
-        lines.append(f"context {context:,}: too long, {positions:,} positions are allowed")
+    prompt = PromptLength(context, positions)
+    lines += prompt.lines
     wants = Wants(layers=layers, topk=WIDTH)
     rows = min(context, largest_chunk(text, dtype, device, wants))
     fixed = {
@@ -119,15 +137,15 @@ def examine(
         f"a chunk of {rows:,}": chunk_bytes(text, dtype, rows, wants),
     }
     left = free_bytes(device)
-    needed, enough = memory(shares, fixed, context, left, programs)
+    needed, enough = memory(shares, fixed, prompt, left, programs)
     if packed and device.type == "cpu" and dtype in DTYPES and enough:
         copies = "packed int8 weights" if weights == "int8" else "packed weights"
-        with_copies, enough_for_copies = memory(shares, fixed | {copies: packed}, context, left, programs)
+        with_copies, enough_for_copies = memory(shares, fixed | {copies: packed}, prompt, left, programs)
         if enough_for_copies:
             needed = with_copies
         else:
             needed.append("memory: none for packed weights, so torch multiplies, at half the speed")
-    return FitReport([*lines, *needed], fits and enough)
+    return FitReport([*lines, *needed], prompt.fits and enough)
 
 
 def before_download(entry: Entry, context: int, device: torch.device, programs: int) -> FitReport:
@@ -144,19 +162,18 @@ def before_download(entry: Entry, context: int, device: torch.device, programs: 
     ]
     if entry.terms:
         lines.append(f"terms of use: {entry.terms}")
-    fits = context <= entry.positions
-    if not fits:
-        lines.append(f"context {context:,}: too long, {entry.positions:,} positions are allowed")
+    prompt = PromptLength(context, entry.positions)
+    lines += prompt.lines
     folder = next(path for path in (models_folder(), *models_folder().parents) if path.exists())
     room = shutil.disk_usage(folder).free
     enough_disk = room >= ROOM * entry.size
     verdict = "fits" if enough_disk else "does not fit"
     lines.append(f"disk: {entry.size / GIB:,.2f} of {room / GIB:,.2f} GiB free: {verdict}")
     if device.type != "cpu":
-        return FitReport([*lines, "memory: known for a CPU only, before the download"], fits and enough_disk)
+        return FitReport([*lines, "memory: known for a CPU only, before the download"], prompt.fits and enough_disk)
     target = Footprint(entry.weights, entry.cache)
-    needed, enough = memory({"target": target}, {}, context, free_bytes(device), programs)
-    return FitReport([*lines, *needed], fits and enough_disk and enough)
+    needed, enough = memory({"target": target}, {}, prompt, free_bytes(device), programs)
+    return FitReport([*lines, *needed], prompt.fits and enough_disk and enough)
 
 
 def machine(device: torch.device) -> list[str]:
@@ -178,18 +195,19 @@ def machine(device: torch.device) -> list[str]:
 
 
 def memory(
-    shares: dict[str, Footprint], fixed: dict[str, int], context: int, left: int, process: int = 0
+    shares: dict[str, Footprint], fixed: dict[str, int], prompt: PromptLength, left: int, process: int = 0
 ) -> tuple[list[str], bool]:
-    """Computes the most memory that a prompt of `context` tokens takes, in words, and if `left` bytes hold it.
+    """Computes the most memory that a prompt takes, in words, and if `left` bytes hold it.
 
     Args:
         shares: The footprints of the target and the head.
         fixed: Name -> bytes that do not grow with the prompt.
-        context: Prompt tokens.
+        prompt: Its length.
         left: Free bytes.
         process: Bytes of the programs, which lie in a CPU's memory already; a GPU's peak excludes them.
     """
     parts = {}
+    context = prompt.tokens
     for owner, share in shares.items():
         parts[f"{owner} weights"] = share.weights
         parts[f"{owner} cache"] = context * share.per_token
@@ -212,7 +230,7 @@ def memory(
     most = int((TIGHT * left - (total - context * per_token)) / per_token)
     advice = "not even its weights do"
     if most > 0:
-        advice = f"up to {most:,} tokens would"
+        advice = f"up to {min(most, prompt.positions):,} tokens would"
     return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: does not fit; {advice}"], False
 
 

@@ -18,8 +18,12 @@ Pair = tuple[Row, Row]  # the first run's row, and the second's of the same key
 
 
 def compare(first: Run, second: Run) -> list[str]:
-    """Returns lines for people: which run is which, and `lines`."""
-    return [f"first:  {first.describe()}", f"second: {second.describe()}", *lines(first.rows, second.rows)]
+    """Returns lines for people: which run is which, a warning if their models differ, and `lines`."""
+    which = [f"first:  {first.describe()}", f"second: {second.describe()}"]
+    models = [run.environment["target"] for run in (first, second)]
+    if models[0] != models[1]:
+        which.append(f"warning: two models are paired, {models[0]} and {models[1]}; the ratios compare both at once.")
+    return [*which, *lines(first.rows, second.rows)]
 
 
 def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
@@ -88,11 +92,13 @@ def _ratios(pairs: Sequence[Pair]) -> list[str]:
     lines = []
     for key, alike in grouped(pairs, lambda pair: pair[0].key._replace(prompt_id="", repeat=0)).items():
         prompts = grouped(alike, lambda pair: pair[0].key.prompt_id)
+        looping = sum(any(row.loop for pair in pairs for row in pair) for pairs in prompts.values())
+        count = prompt_count(len(prompts)) + (f" ({looping} looping)" if looping else "")
         speed = _ratio(prompts, "decode_tokens_per_second", Mean.geometric)
         mat = _ratio(prompts, "mat", Mean.of)  # a prompt may have none in the second run
         lines.append(
             f"{key.mode}, {key.suite}, {length_name(key.bucket)}, {key.method}: "
-            f"tokens per second {speed}, MAT {mat}; {prompt_count(len(prompts))}"
+            f"tokens per second {speed}, MAT {mat}; {count}"
         )
     return lines
 

@@ -9,14 +9,12 @@ from longgraft.config.method_roles import PLAIN
 from longgraft.eval.reports.cells import TableCell
 from longgraft.eval.reports.groups import grouped
 from longgraft.eval.reports.overview import fastest, most_prompts
-from longgraft.eval.reports.panels import COLOURS, bars, legend
+from longgraft.eval.reports.panels import bars, legend, places, style_of
 from longgraft.eval.reports.tables import length_name, prompt_count
 from longgraft.eval.statistics import Mean
 
 GROUP = 0.84  # width of a length's group of bars; the groups are one apart
-# Grey, because no method changes them.
-READING = "#DDDDDD"
-PLAIN_ANSWER = "#555555"
+READING = "#DDDDDD"  # light grey, because no method changes it
 
 
 def speedup_by_length(
@@ -34,15 +32,22 @@ def speedup_by_length(
     *panels, seconds = axes[0]
     cells_by_mode = grouped(cells, lambda cell: cell.mode)
     for panel, mode in zip(panels, modes, strict=True):
-        panel.set_title(mode)
+        title = "Decoding speed" if len(modes) == 1 else mode
+        panel.set_title(title + _intervals(cells_by_mode[mode], shown))
         _speeds(panel, cells_by_mode[mode], shown, default)
-    if len(modes) == 1:
-        panels[0].set_title("Decoding speed, with 95 % intervals over prompts")
     panels[0].set_ylabel("times plain decoding")
     first = cells_by_mode[modes[0]]
     _seconds(seconds, first, shown, _timed(first, shown, default))
     legend([*panels, seconds])
     return figure
+
+
+def _intervals(cells: Sequence[TableCell], shown: Mapping[str, str]) -> str:
+    """Returns the words on the intervals, or "" if there are too few prompts for any."""
+    drawn = [cell.speedup for cell in cells if cell.method in shown and cell.method != PLAIN]
+    if any(mean is not None and mean.interval is not None for mean in drawn):
+        return ", with 95 % intervals over prompts"
+    return ""
 
 
 def _speeds(panel: Any, cells: Sequence[TableCell], shown: Mapping[str, str], default: str) -> None:
@@ -72,7 +77,7 @@ def _speeds(panel: Any, cells: Sequence[TableCell], shown: Mapping[str, str], de
             panel,
             centres,
             means,
-            list(shown).index(method),
+            places(shown)[method],
             width=0.92 * width,
             bottom=1.0,
             label=label,
@@ -132,13 +137,13 @@ def _seconds(panel: Any, cells: Sequence[TableCell], shown: Mapping[str, str], t
     """Draws two bars for each length, plain decoding's and a method's: reading, then the answer."""
     drawn = [cell for cell in cells if cell.method in (PLAIN, timed) and cell.answer_seconds is not None]
     drawn.sort(key=lambda cell: (cell.bucket, cell.method != PLAIN))
+    numbers = places(shown) | places([PLAIN])
     ticks = []
     for place, cell in enumerate(drawn):
         name = "plain"
-        colour = PLAIN_ANSWER
         if cell.method != PLAIN:
             name = shown[cell.method]
-            colour = COLOURS[list(shown).index(cell.method) % len(COLOURS)]
+        colour = style_of(numbers[cell.method])["color"]
         reading = cell.prefill_seconds or 0.0
         answer = cell.answer_seconds or 0.0
         panel.barh(place, reading, color=READING)

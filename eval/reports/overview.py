@@ -43,29 +43,33 @@ def main_table(cells: Sequence[TableCell], dtype: str) -> str:
     return markdown(MAIN.split(" | "), lines)
 
 
-def lead(cells: Sequence[TableCell], default: str) -> list[str]:
-    """Returns the answer in three sentences: how much faster the default is, with reading, and how exact."""
-    decoding = []
-    end_to_end = []
-    same = 0
-    checked = 0
-    for cell in pooled_cells(cells):
-        if cell.method != default:
-            continue
-        same += len(cell.checks) - len(cell.parted)
-        checked += len(cell.checks)
-        if cell.speedup is not None:
-            where = f"at {length_name(cell.bucket)}"
-            if cell.bucket == WHOLE:
-                where = "on whole prompts"
-            decoding.append(f"{number(cell.speedup)} {where} ({prompt_count(cell.prompts)})")
-            end_to_end.append(f"{number(cell.end_to_end)} {where}")
+def lead(cells: Sequence[TableCell], without_loops: Sequence[TableCell], default: str) -> list[str]:
+    """Returns the answer in a few sentences: how much faster the default is, without loops, with reading, how exact."""
+    ours = [cell for cell in pooled_cells(cells) if cell.method == default]
+    decoding = [f"{number(c.speedup)} {_where(c)} ({prompt_count(c.prompts)})" for c in ours if c.speedup is not None]
     if not decoding:
         return []
-    return [
-        f"Speed-up of `{default}`, the default here: {', '.join(decoding)}. With the reading of the prompt: "
-        f"{', '.join(end_to_end)}. {same} of {checked} answers have plain decoding's tokens.\n"
-    ]
+    sentences = [f"Speed-up of `{default}`, the default here: {', '.join(decoding)}."]
+    looping = sum(cell.loops for cell in ours)
+    if looping:
+        rest = [cell for cell in pooled_cells(without_loops) if cell.method == default and cell.speedup is not None]
+        without = ", ".join(f"{number(cell.speedup)} {_where(cell)}" for cell in rest) or "nothing was measured"
+        sentences.append(
+            f"{looping} of {prompt_count(sum(cell.prompts for cell in ours))} have an answer that repeats itself, and "
+            f"in a loop every guess is right; without them: {without}."
+        )
+    end_to_end = [f"{number(cell.end_to_end)} {_where(cell)}" for cell in ours if cell.speedup is not None]
+    sentences.append(f"With the reading of the prompt: {', '.join(end_to_end)}.")
+    checked = sum(len(cell.checks) for cell in ours)
+    same = checked - sum(len(cell.parted) for cell in ours)
+    sentences.append(f"{same} of {checked} answers have plain decoding's tokens.\n")
+    return [" ".join(sentences)]
+
+
+def _where(cell: TableCell) -> str:
+    if cell.bucket == WHOLE:
+        return "on whole prompts"
+    return f"at {length_name(cell.bucket)}"
 
 
 def pooled_cells(cells: Sequence[TableCell]) -> list[TableCell]:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 from longgraft.eval.statistics import Mean
 
 # Okabe and Ito's palette: distinct for colour-blind readers and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKERS = "osD^vPX*"
-HATCHES = ("", "///", "...", "xxx")
+HATCHES = ("", "///", "...", "xxx", "---", "+++", "ooo", "|||")
+# The number of a method's style is its place here, so it looks the same in every figure. The first eight, which are
+# most often compared, have a colour each; later ones share it, with another marker and hatch.
+# fmt: off
+METHODS = (
+    "graft-x", "suffix", "graft-x-text", "eagle3", "graft", "pld", "ar", "samd",
+    "retrieval", "token-recycling", "rest", "lookahead", "graft-hb", "pld+", "adapld", "logitspec",
+    "samd-recycling", "samd-eagle3", "suffix-eagle3", "sps", "sps-gumbel", "ddd", "svip", "echo",
+    "talon", "mtp", "medusa", "medusa-typical", "dflash", "dflash-tree", "graft-dflash", "magicdec",
+    "triforce", "tokenswift", "specpv", "specpv-exact", "longspec",
+)
+# fmt: on
+STYLES = len(COLOURS) * len(MARKERS)  # number of styles that differ
 
 Item = TypeVar("Item")
 
@@ -54,10 +68,30 @@ def style_of(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[marker], "markersize": 5}
 
 
+def places(methods: Iterable[str]) -> dict[str, int]:
+    """Returns the number of each method's style, the same in all figures of these methods.
+
+    A name that is not in METHODS, such as a variant, begins at a number made from it, and moves on to the colour
+    that is used least.
+    """
+    methods = list(methods)
+    taken = {method: METHODS.index(method) for method in methods if method in METHODS}
+    for method in methods:
+        if method not in taken:
+            start = crc32(method.encode())
+            colours = Counter(place % len(COLOURS) for place in taken.values())
+            used = set(taken.values())
+            taken[method] = min(
+                ((start + step) % STYLES for step in range(STYLES)),
+                key=lambda place: (place in used, colours[place % len(COLOURS)]),
+            )
+    return taken
+
+
 def bars(panel: Any, centres: Sequence[float], means: Sequence[Mean], index: int, **style: Any) -> None:
     """Draws a bar for each mean, with its interval.
 
-    index: the method's number in the legend; style: more options of matplotlib's `bar`
+    index: the number of the method's style; style: more options of matplotlib's `bar`
     """
     bottom = style.get("bottom", 0.0)
     heights = []
@@ -87,9 +121,10 @@ def series(
 
     items: the cells or rows by mode and method
     """
-    for index, (method, name) in enumerate(shown.items()):
+    numbers = places(shown)
+    for method, name in shown.items():
         if (mode, method) in items:
-            yield name, style_of(index), items[mode, method]
+            yield name, style_of(numbers[method]), items[mode, method]
 
 
 def finish(panels: Sequence[Any], label: str, top: float | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.reports.cells import ALL, LOSSY, TableCell, cells
 from longgraft.eval.reports.groups import by_method, by_mode, failures, grouped, measured
 from longgraft.eval.reports.length_figure import speedup_by_length
-from longgraft.eval.reports.panels import bars, finish, pyplot, save, series, side_by_side
+from longgraft.eval.reports.panels import bars, finish, places, pyplot, save, series, side_by_side
 from longgraft.eval.reports.step_figures import acceptance_figure, estimates_figure, time_figure
 from longgraft.eval.reports.tables import length_name, prompt_count
 from longgraft.eval.runs.folder import Run, numbers
@@ -128,7 +129,7 @@ def _mat_by_length(plt: Any, of_lengths: Sequence[TableCell], shown: Mapping[str
             highs = []
             for cell in cells_of_method:
                 if cell.mat is not None:
-                    low, high = cell.mat.interval or (cell.mat.value, cell.mat.value)
+                    low, high = cell.mat.interval or (nan, nan)  # not a number: no band is drawn
                     lengths.append(cell.bucket)
                     values.append(cell.mat.value)
                     lows.append(low)
@@ -166,7 +167,7 @@ def _by_suite(
                 panel,
                 centres,
                 means,
-                list(shown).index(method),
+                places(shown)[method],
                 width=0.9 * width,
                 label=shown[method],
                 error_kw={"linewidth": 0.8, "capsize": 2},

@@ -107,7 +107,7 @@ def _first_tables(run: Run, mode: str, rows: Sequence[Result]) -> Iterator[str]:
     yield f"\n## Mode: {mode}\n"
     if rows:
         table_cells = cells(rows)
-        yield from lead(table_cells, run.default)
+        yield from lead(table_cells, cells(rows, with_loops=False), run.default)
         yield main_table(table_cells, run.environment["dtype"])
         yield from suite_overview(table_cells, run.default)
     gaps = _gaps(run.config, rows)

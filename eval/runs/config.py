@@ -58,7 +58,13 @@ class SweepConfig(Checked):
         "+window=, +thresholds=, +warm= and its own choices set that of one method; `transformers`, "
         "`transformers-lookup`: its own generate, plain and by prompt lookup",
     )
-    modes: tuple[str, ...] = option(("replay",), "replay, sampled, greedy, or several", flag="--mode", choices=MODES)
+    modes: tuple[str, ...] = option(
+        ("replay",),
+        "Source of the answers. replay: the rows' own text decides which guesses are right; sampled, greedy: the "
+        "model's own answers",
+        flag="--mode",
+        choices=MODES,
+    )
     prompts: int = option(
         5,
         "Prompts per suite and length, evenly spread over a suite that is taken whole",

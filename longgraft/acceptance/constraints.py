@@ -27,7 +27,7 @@ NOTHING = "NoExtensionBias"  # llguidance's error name for "no token can extend 
 STUCK = "The answer cannot go on: no token of this model spells what its constraint asks for next."
 TOO_MUCH_WORK = "it leaves too many possibilities open at one place; simplify it"
 NOT_INSTALLED = (
-    "{} needs llguidance, which follows grammars and is not installed. Install it: pip install longgraft[grammar]."
+    '{} needs llguidance, which follows grammars and is not installed. Install it: pip install "longgraft[grammar]".'
 )
 
 FIT_SECONDS = 0.02  # CPU time of a step for fitting its tree; what is not looked at by then is not proposed

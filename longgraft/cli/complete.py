@@ -36,7 +36,7 @@ class CursorOptions(Checked):
     """The cursor."""
 
     repo: str | None = option(None, "Folder of the repository", metavar="DIR", none="the current folder")
-    file: str = option("", "The file: a path from the repository, from here, or absolute")
+    file: str = option("", "The file, which must be given: a path from the repository, from here, or absolute")
     line: int | None = option(None, "The cursor's line; 1 is the first", low=1)
     column: int | None = option(
         None, "The cursor's column; 1 is before the first character", low=1, none="the line's end"

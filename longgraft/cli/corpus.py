@@ -56,6 +56,7 @@ def add(
     import numpy as np
     from tqdm import tqdm
 
+    from longgraft.config.identified_file import MODEL
     from longgraft.corpora import Corpus, changing, corpus_path
     from longgraft.models.places import place_of
     from longgraft.runtime.fingerprint import vocabulary
@@ -67,11 +68,11 @@ def add(
     path = corpus_path(name)
     place = place_of(model)
     tokenizer = read_tokenizer(place.path, place.name)
-    identity = {"tokenizer": vocabulary(tokenizer)}
+    identity = {"tokenizer": vocabulary(tokenizer), MODEL: place.name}
     chosen = _chosen(files, tuple(filter(None, (endings or "").split(","))))
     documents = read_documents(chosen)
     chats = ChatEncoder(tokenizer)
-    tokens, _ = split_coded(encode(tqdm(documents, "encoding", unit=" documents"), chats).tokens)
+    tokens, _ = split_coded(encode(tqdm(documents, "encoding", unit=" documents", disable=None), chats).tokens)
     # Some tokenizers have added tokens that their model never predicts.
     tokens = tokens[tokens < read_config(place.path, place.name).get_text_config(decoder=True).vocab_size]
     if not len(tokens):
@@ -81,7 +82,7 @@ def add(
     with changing(path):
         earlier = [Corpus.load(path, identity).tokens] if path.exists() else []
         whole = np.concatenate([*earlier, tokens])[-(most or 0) :]
-        built = Corpus.build(whole, lambda rounds: tqdm(rounds, "sorting", unit=" rounds"))
+        built = Corpus.build(whole, lambda rounds: tqdm(rounds, "sorting", unit=" rounds", disable=None))
         built.save(path, identity)
     print(f"{name}: {len(tokens):,} tokens were added, {len(whole):,} are kept in {path}")
 

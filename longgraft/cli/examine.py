@@ -11,7 +11,7 @@ import typer
 
 from longgraft.cli.commands import command
 from longgraft.cli.opening import open_session, say_loading
-from longgraft.config.method_roles import DENSE
+from longgraft.config.method_roles import DEFAULT, DENSE, HEADLESS
 from longgraft.config.new_paths import new_file
 from longgraft.config.options import Checked, like, option
 from longgraft.config.settings import POSITIONS, Pair, SamplingSettings, Settings, StopSettings
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 looking = typer.Typer()
 
-PANEL = "Answer"
+PANEL = "Check"
 Json = Annotated[bool, typer.Option("--json", help="One object on stdout.")]
 
 
-@looking.command("methods", epilog="Example: longgraft methods; then longgraft methods graft-x", rich_help_panel=PANEL)
+@looking.command(
+    "methods", epilog="Example: longgraft methods; then longgraft methods graft-x", rich_help_panel="Answer"
+)
 def methods(
     names: Annotated[
         list[str] | None,
@@ -63,6 +65,8 @@ def methods(
 def _listed(method: Summary) -> str:
     """Describes a method in one line."""
     about = []
+    if method.name in (DEFAULT, HEADLESS):
+        about.append("the default" if method.name == DEFAULT else "the default without a head")
     if method.needs:
         about.append(f"needs {' and '.join(method.needs)}")
     if method.promise != "exact":

@@ -91,6 +91,7 @@ class Answers:
         """Returns the report on an answer, for JSON and for people."""
         from longgraft.comparison.with_plain import compare_with_plain
         from longgraft.engine.predicted_output import accepted
+        from longgraft.engine.repetition import loops
 
         target = self.session.target
         resolved = replace(
@@ -104,6 +105,7 @@ class Answers:
             "promise": self.session.promise,
             "seed": self.sampling.seed,
             "finish_reason": answer.finish_reason,
+            "loops": loops(answer.token_ids),
             "settings": asdict(resolved) | self.sampling.described | asdict(self.ends),
             "stats": answer.stats.as_dict(),
         }
@@ -287,6 +289,8 @@ def print_report(report: dict[str, Any]) -> None:
         print(f"prediction: the answer repeats {repeated:,} of its {repeated + rejected:,} tokens", file=sys.stderr)
     if "compare" in report:
         _print_comparison(report)
+    if report["loops"]:
+        print("the answer repeats itself: in a loop every guess is right, so this speed is no measure", file=sys.stderr)
 
 
 def _print_comparison(report: dict[str, Any]) -> None:

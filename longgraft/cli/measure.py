@@ -31,7 +31,7 @@ PANEL = "Measure"
 class RunOptions(Checked):
     """Output folder and workers of a run."""
 
-    out: str | None = option(None, "Folder of the run", metavar="FOLDER")
+    out: str | None = option(None, "New folder of the run; needed without --resume", metavar="FOLDER")
     resume: str | None = option(
         None, "Folder of an interrupted run, to go on with; nothing need be repeated", metavar="FOLDER"
     )
@@ -114,11 +114,7 @@ def bench(config: SweepConfig, running: RunOptions) -> None:
 def ablate(
     name: Annotated[
         str,
-        typer.Argument(
-            metavar="WHICH",
-            help="components, ranking, spending, placement, template, budget, warmup or thresholds; field: all "
-            "methods.",
-        ),
+        typer.Argument(metavar="WHICH", help="Part whose variants are measured: one of those above."),
     ],
     config: SweepConfig,
     running: RunOptions,
@@ -127,9 +123,12 @@ def ablate(
         typer.Option(help="For the ablation warmup: JSONL of conversations that are in none of the suites."),
     ] = None,
 ) -> None:
-    """Measure what each part is worth: components (Figure 5), ranking and spending (of graft-x), placement
-    (Figure 2), template (Figure 6), budget, warmup (Table 4), thresholds (Tables 11, 12); or, with field,
-    all methods, in their official sizes and at the common budget.  --methods are measured as well."""
+    """Measure what each part of a method is worth, or all methods.
+
+    WHICH is components (Figure 5 of arXiv 2605.20104), ranking or spending (of graft-x), placement (Figure 2),
+    template (Figure 6), budget, warmup (Table 4) or thresholds (Tables 11, 12); or field: all methods, in their
+    official sizes and at the common budget.  --methods are measured as well.
+    """
     from longgraft.eval.runs.ablations import prepare
 
     _measure(prepare(name, config, running.folder, warmup_prompts, running.dry_run), running)
@@ -195,14 +194,15 @@ def diagnosed(
 def plot(
     folder: Annotated[Path, typer.Argument(help="The --out folder of a sweep.")],
     label: Annotated[
-        list[str] | None, typer.Option(metavar="METHOD=LABEL", help="Legend; methods without one are left out.")
+        list[str] | None,
+        typer.Option(metavar="METHOD=LABEL", help="Legend of a method; methods without one are left out; repeatable."),
     ] = None,
     suffix: Annotated[str, typer.Option(help=".svg, .png or .pdf")] = ".svg",
 ) -> None:
-    """Draw a sweep: acceptance and speed by length, frontier, time by part, acceptance by position, estimates against
-    outcomes.
+    """Draw a sweep's figures, and write its tables again.
 
-    Its tables are written again, also those of a sweep that was interrupted.
+    The figures show acceptance and speed by length, the frontier, the time by part, the acceptance by position and
+    estimates against outcomes. The tables are written, also those of a sweep that was interrupted.
     """
     from longgraft.eval.reports.plots import draw
     from longgraft.eval.reports.report import write
@@ -232,7 +232,7 @@ class Timing(Checked):
     prefixes: tuple[int, ...] = option(
         (512, 4096, 16384), "Prompt tokens before the passes that are timed", unit="tokens", low=1, high=POSITIONS
     )
-    seconds: float = option(5.0, "Time for all settings together", low=0, high=3600)
+    seconds: float = option(5.0, "Time for all settings together", unit="seconds", low=0, high=3600)
     device: str | None = like(Settings, "device")
     dtype: str | None = like(Settings, "dtype")
     weights: str = like(Settings, "weights")

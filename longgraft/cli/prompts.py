@@ -54,14 +54,18 @@ class GivenPrompt:
 
 @dataclass(frozen=True)
 class PromptOptions(Checked):
-    """Source of the prompts: one of the first five options, or files and then a request; a file may be -."""
+    """The prompt: a text, files and then a request, ids, a chat, or many rows.
+
+    A file may be - for standard input.
+    """
 
     prompt: str | None = option(
-        None, "The prompt itself, or the request that follows --prompt-file; -: standard input", short="-p"
+        None, "The prompt itself, or the request that follows --prompt-file; - is standard input", short="-p"
     )
     prompt_file: tuple[str, ...] = option(
         (),
-        "Text file; several are one prompt, in their order, each from a line of its own; repeatable; -: standard input",
+        "Text file, or - for standard input; several are one prompt, in their order, each from a line of its own; "
+        "repeatable",
         metavar="FILE",
         many=True,
     )

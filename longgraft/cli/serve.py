@@ -36,7 +36,7 @@ def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas, mac
         from longgraft.serve.replicas.deployment import Opened, replicas
         from longgraft.serve.request_log import written_to_stderr
     except ImportError as error:
-        raise ImportError(f"The server needs {error.name}. Install it with: pip install longgraft[serve]") from error
+        raise ImportError(f'The server needs {error.name}. Install it with: pip install "longgraft[serve]"') from error
 
     if serving.api_key is None:
         serving = replace(serving, api_key=os.environ.get(KEY_VARIABLE))

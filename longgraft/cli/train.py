@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from longgraft.config.data_files import read_table
 from longgraft.config.new_paths import new_folder
 from longgraft.config.options import size
 
@@ -20,33 +21,61 @@ train = typer.Typer(
     help="Train a drafter, extend one to long prompts, or train a small target. The same command again resumes; "
     "several GPUs: torchrun --no-python.",
 )
-heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 heads; export one to another layout.")
+heads = typer.Typer(invoke_without_command=True, help="List the EAGLE-3 heads that ship or are known; export one.")
 
 Data = Annotated[
     list[Path],
     typer.Option(
-        help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them; repeatable."
+        help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them; repeatable.",
+        metavar="PATH",
     ),
 ]
-Valid = Annotated[list[Path] | None, typer.Option(help="Validation text that is not in --data; repeatable.")]
-Out = Annotated[Path, typer.Option(help="Folder of the run: checkpoints, log.jsonl, the result.")]
-RecipeFile = Annotated[Path | None, typer.Option(help="JSON or TOML file, or a shipped one: embedded_target, ...")]
-Tokens = Annotated[str | None, typer.Option(help="Training tokens, e.g. 100m.")]
-Device = Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")]
+Valid = Annotated[
+    list[Path] | None, typer.Option(help="Validation text that is not in --data; repeatable.", metavar="PATH")
+]
+Out = Annotated[Path, typer.Option(help="Folder of the run: checkpoints, log.jsonl, the result.", metavar="FOLDER")]
+RecipeFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="TOML or JSON of further settings, or a shipped one, such as embedded_drafter; default: the usual ones.",
+        metavar="FILE",
+    ),
+]
+Tokens = Annotated[
+    str | None, typer.Option(help="Training tokens, e.g. 100m; default: the recipe's.", metavar="TOKENS")
+]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if there is one.", metavar="TEXT")
+]
 Dtype = Annotated[
     str | None,
-    typer.Option(help="Number type of the frozen target: float32, bfloat16, float16; default: bfloat16 on a GPU."),
+    typer.Option(
+        help="Number type of the frozen target; one of float32, bfloat16, float16; default: bfloat16 on a GPU, else "
+        "float32.",
+        metavar="TEXT",
+    ),
 ]
-Rate = Annotated[float | None, typer.Option(help="Peak learning rate of AdamW; Muon takes ten times that.")]
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        help="Peak learning rate of AdamW; Muon takes ten times that; default: the recipe's.", metavar="NUMBER"
+    ),
+]
 Minutes = Annotated[
     float | None,
     typer.Option(
-        min=0, help="Minutes after which the result is written, loading included; the schedule follows this clock."
+        min=0,
+        help="Time after which the result is written, loading included; the schedule follows this clock; default: no "
+        "limit.",
+        metavar="MINUTES",
     ),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(help="The target: a name of `longgraft models`, folder, GGUF file or hub id; default: the embedded."),
+    typer.Option(
+        help="The target: a name of `longgraft models`, folder, GGUF file or hub id; default: the embedded model.",
+        metavar="TEXT",
+    ),
 ]
 
 
@@ -61,13 +90,17 @@ def train_target(
     tokens: Tokens = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(help="The tokenizer of this model, named like --teacher; default: the teacher's, or one learnt."),
+        typer.Option(
+            help="The tokenizer of this model, named like --teacher; default: the teacher's, or one learnt.",
+            metavar="TEXT",
+        ),
     ] = None,
     teacher: Annotated[
         str | None,
         typer.Option(
             help="A model to learn the distributions of: embedded, a name of `longgraft models`, folder, GGUF "
-            "file or hub id."
+            "file or hub id; default: none.",
+            metavar="TEXT",
         ),
     ] = None,
     device: Device = None,
@@ -132,13 +165,14 @@ _distilling(
     "--to 64k --data books.jsonl --out longer",
 )
 def train_extend(
-    drafter: Annotated[Path, typer.Option(help="Head to extend.")],
+    drafter: Annotated[Path, typer.Option(help="Head to extend.", metavar="FOLDER")],
     data: Data,
     out: Out,
-    to: Annotated[str, typer.Option(help="Positions, e.g. 64k.")] = "64k",
+    to: Annotated[str, typer.Option(help="Positions that the new head is for, e.g. 64k.", metavar="TOKENS")] = "64k",
     model: Model = None,
     original: Annotated[
-        str | None, typer.Option(help="Length the head was trained at; default: what its config says.")
+        str | None,
+        typer.Option(help="Length the head was trained at; default: what its config says.", metavar="TOKENS"),
     ] = None,
     valid: Valid = None,
     recipe: RecipeFile = None,
@@ -183,33 +217,46 @@ def train_extend(
     "--documents texts/ --tokens 4m --out chats.jsonl",
 )
 def train_regenerate(
-    out: Annotated[Path, typer.Option(help="JSONL to write; the same command again continues it.")],
+    out: Annotated[Path, typer.Option(help="JSONL to write; the same command again continues it.", metavar="FILE")],
     model: Model = None,
     prompts: Annotated[
-        list[Path] | None, typer.Option(help="Chats or texts whose user turns are answered; repeatable.")
+        list[Path] | None,
+        typer.Option(help="Chats or texts whose user turns are answered; repeatable.", metavar="PATH"),
     ] = None,
     magpie: Annotated[bool, typer.Option("--magpie", help="The model invents requests (arXiv 2406.08464).")] = False,
     documents: Annotated[
-        list[Path] | None, typer.Option(help="Texts to summarise, quote, rewrite, explain, edit; repeatable.")
+        list[Path] | None,
+        typer.Option(help="Texts to summarise, quote, rewrite, explain, edit; repeatable.", metavar="PATH"),
     ] = None,
     continued: Annotated[
         list[Path] | None,
-        typer.Option("--continue", help="Texts of which the model continues excerpts, without a chat; repeatable."),
+        typer.Option(
+            "--continue",
+            help="Texts of which the model continues excerpts, without a chat; repeatable.",
+            metavar="PATH",
+        ),
     ] = None,
     exclude: Annotated[
         list[Path] | None,
-        typer.Option(help="JSONL rows of evaluation sets: requests that share eight words in a row are dropped."),
+        typer.Option(
+            help="JSONL rows of evaluation sets: requests that share eight words in a row are dropped; repeatable.",
+            metavar="PATH",
+        ),
     ] = None,
-    tokens: Annotated[str, typer.Option(help="Answer tokens, e.g. 4m.")] = "1m",
-    batch: Annotated[int, typer.Option(min=1, help="Answers sampled at once.")] = 64,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn; longer ones are cut.")] = 512,
-    temperatures: Annotated[str, typer.Option(help="One is drawn for each chat.")] = "0,0.7,1",
+    tokens: Annotated[str, typer.Option(help="Answer tokens, e.g. 4m.", metavar="TOKENS")] = "1m",
+    batch: Annotated[int, typer.Option(min=1, help="Answers sampled at once.", metavar="NUMBER")] = 64,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=1, help="Most tokens of a turn; longer ones are cut.", metavar="TOKENS")
+    ] = 512,
+    temperatures: Annotated[str, typer.Option(help="One is drawn for each chat.", metavar="A,B,...")] = "0,0.7,1",
     excerpt: Annotated[
-        int, typer.Option(min=400, help="Longest excerpt of --documents and --continue, in characters.")
+        int, typer.Option(min=400, help="Longest excerpt of --documents and --continue.", metavar="CHARACTERS")
     ] = 6000,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling.", metavar="NUMBER")] = 0,
     device: Device = None,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    dtype: Annotated[
+        str, typer.Option(help="Number type of the model; one of float32, bfloat16, float16.", metavar="TEXT")
+    ] = "bfloat16",
 ) -> None:
     """Sample a model's own answers and continuations, to train a head on."""
     from longgraft.config.method_roles import PLAIN
@@ -233,27 +280,41 @@ def train_regenerate(
 
 @heads.callback(epilog="Example: longgraft heads")
 def list_heads(context: typer.Context) -> None:
-    """List the known EAGLE-3 heads and their targets."""
+    """List the EAGLE-3 heads that ship, those that are known, and their targets."""
+    from longgraft.models.catalogue import CATALOGUE, shipped, shipped_head
     from longgraft.yarn_drafters.known_heads import KNOWN_HEADS
 
-    if context.invoked_subcommand is None:
-        for head in KNOWN_HEADS:
-            print(f"{head.target:<44} {head.head:<48} {head.trained_length:>6,} tokens")
+    if context.invoked_subcommand is not None:
+        return
+    places = {EMBEDDED: shipped("embedded/drafter")} | {name: shipped_head(name) for name in CATALOGUE}
+    rows = [("target", "head", "length in tokens")]
+    for name, folder in places.items():
+        if folder is not None:
+            length = read_table(folder / "config.json", {"max_position_embeddings": int})["max_position_embeddings"]
+            rows.append((name, f"ships; --drafter {'auto' if name == EMBEDDED else name}", f"{length:,}"))
+    rows.extend((head.target, head.head, f"{head.trained_length:,}") for head in KNOWN_HEADS)
+    for target, head, length in rows:
+        print(f"{target:<44} {head:<48} {length:>16}")
 
 
 @heads.command(
     "export",
-    epilog="Example: longgraft heads export run/head --model Qwen/Qwen3-8B --out vllm-head --layout speculators",
+    epilog="Example: longgraft heads export run/head --model Qwen/Qwen3-8B --out vllm-head --layout speculators; then "
+    "longgraft heads export smollm2 --out smollm2-head --layout eagle3",
 )
 def export(
-    drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the head.")],
-    out: Annotated[Path, typer.Option(help="New folder.")],
+    drafter: Annotated[
+        str, typer.Argument(help="The head, as --drafter takes it: hub id, folder, auto or a model's name.")
+    ],
+    out: Annotated[Path, typer.Option(help="New folder.", metavar="FOLDER")],
     model: Model = None,
     layout: Annotated[
         str, typer.Option(help="speculators (vLLM), eagle3 (EAGLE, SGLang) or bytes (eagle3 in half the space).")
     ] = "speculators",
 ) -> None:
     """Write a head in another public layout."""
+    from longgraft.methods.needs import head_path
+    from longgraft.models.catalogue import shipped_head
     from longgraft.models.places import place_of
     from longgraft.target_model.positions import most_positions
     from longgraft.target_model.weights import read_config
@@ -264,9 +325,16 @@ def export(
     if layout not in savers:
         raise ValueError(f"Layout {layout!r} is unknown. Known: {', '.join(savers)}.")
     new_folder(out)
+    if model is None and shipped_head(drafter) is not None:
+        model = drafter  # the head's own target
     target = place_of(model)
+    path = head_path(drafter, target.name)
+    if path is None:
+        raise ValueError(
+            f"No head of {target.name} is known. Give its folder or hub id; `longgraft heads` lists those known."
+        )
     config = read_config(target.path, target.name)
-    network = load_head(drafter, TargetShape.of(config), dtype=None)
+    network = load_head(path, TargetShape.of(config), dtype=None)
     if layout == "speculators":
         save_speculators(
             network,

@@ -18,8 +18,8 @@ class CompletionOptions(Checked):
 
     until: str = option(
         "block",
-        "Where the completion ends: with the line, with the block that the cursor stands in, or only where the model "
-        "does. A next edit ends with its first change, or with the model",
+        "Where the completion ends: line ends it with the line, block with the block that the cursor stands in, and "
+        "stop only where the model does. A next edit ends with its first change, or with the model",
         choices=("line", "block", "stop"),
     )
     max_new_tokens: int = like(
@@ -31,8 +31,8 @@ class CompletionOptions(Checked):
     tokens: int = option(8192, "Most tokens of the prompt; fewer are read sooner", unit="tokens", low=LEAST, high=2**20)
     layout: str = option(
         "auto",
-        "Layout of the prompt: with fill-in-the-middle tokens, if the model has any, or left "
-        "to right; next-edit: the model rewrites the lines around the cursor",
+        "Layout of the prompt. fim: with fill-in-the-middle tokens; auto: fim, if the model has them, else left to "
+        "right; next-edit: the model rewrites the lines around the cursor",
         choices=("auto", "fim", "left-to-right", NEXT_EDIT),
     )
 

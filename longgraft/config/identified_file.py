@@ -16,6 +16,7 @@ from torch import Tensor
 from longgraft.config.data_files import parse_object
 from longgraft.config.file_errors import reason
 
+MODEL = "model"  # key of an identity that names the model for people, and is not compared
 # (file, a clause with the reason) -> the error, which says what to do.
 Unfit = Callable[[Path, str], ValueError]
 
@@ -56,7 +57,7 @@ def read_identified(
             stored = {**parse_object(about["identity"], "its identity"), "version": about["version"]}
             loaded = {**identity, "version": version}
             # Compared before the tensors are read: another vocabulary is another identity, not a broken file.
-            differing = [key for key in loaded if stored.get(key) != loaded[key]]
+            differing = [key for key in loaded if key != MODEL and stored.get(key) != loaded[key]]
             tensors = {}
             if not differing:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -64,5 +65,7 @@ def read_identified(
         raise unfit(path, f"cannot be read: {reason(error)}") from error
     if differing:
         key = differing[0]
+        if MODEL in loaded and stored.get(MODEL, loaded[MODEL]) != loaded[MODEL]:
+            raise unfit(path, f"was made for model {stored[MODEL]!r}, and {loaded[MODEL]!r} has another {key}")
         raise unfit(path, f"belongs to {key} {stored.get(key)!r}, and {loaded[key]!r} is loaded")
     return about, tensors

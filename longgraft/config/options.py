@@ -67,24 +67,26 @@ class Option:
         return words
 
     def help_text(self, default: Any) -> str:
-        """Returns help, range, note and default, for --help."""
-        value = self.none if default is None else default
-        if isinstance(value, float):
-            value = f"{value:g}"
-        elif isinstance(value, tuple):
-            value = ", ".join(map(str, value))
-        about = self.help
-        if self.choices and str(self.choices[0]) not in self.help:
-            about += f": {', '.join(self.choices)}"
+        """Returns help, choices, range, note and default, for --help."""
+        parts = [self.help]
+        if self.choices:
+            one = "one or more of" if get_origin(self.kind) is tuple else "one of"
+            parts.append(f"{one} {', '.join(self.choices)}")
         if self.high is not None and self.high <= SHOWN:
-            to = "to below" if self.below else "to"
-            about += f"; {self.low:,} {to} {self.high:,}"
-        if self.note:
-            about += f"; {self.note}"
-        shown = value not in ("", {}) and not isinstance(value, bool) and "off" not in about
-        if shown:
-            return f"{about}; default: {value}."
-        return f"{about}."
+            parts.append(self.bounds.strip(", "))
+        parts.append(self.note)
+        value = str(default)
+        if isinstance(default, tuple):
+            value = ", ".join(map(str, default))
+        elif isinstance(default, float):
+            value = f"{default:g}"
+        if default in (None, ()):
+            value = self.none
+        elif self.unit:
+            value += f" {self.unit}"
+        if value and default != {} and not isinstance(default, bool):
+            parts.append(f"default: {value}")
+        return "; ".join(filter(None, parts)) + "."
 
     @property
     def bounds(self) -> str:

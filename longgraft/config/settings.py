@@ -47,7 +47,9 @@ class Pair(Checked):
         None, "GGUF file of --model, where that is a hub id or a folder with several", none="what --model is"
     )
     drafter: str | None = option(
-        "auto", "EAGLE-3 head: hub id or folder, auto (the known one) or none", none="no drafter"
+        "auto",
+        "EAGLE-3 head: hub id, folder, auto (the known one), a model whose head ships, or none",
+        none="no drafter",
     )
 
     def __post_init__(self) -> None:
@@ -277,7 +279,7 @@ class SamplingSettings(Checked):
 
 @dataclass(frozen=True)
 class LogitSettings(Checked):
-    """Options that change the logits: constraints on the answer, penalties and biases.
+    """Options that change the logits: constraints, penalties and biases.
 
     `LogitOptions` and the fields of requests take their ranges from here.
     """

@@ -269,7 +269,7 @@ class Session:
             changed = existing_corpus(name).stat().st_mtime_ns
             opened_at, corpus = self._corpora.get(name, (None, None))
             if corpus is None or opened_at != changed:
-                corpus = open_corpus(name, vocabulary(self.tokenizer), self.target.vocab_size)
+                corpus = open_corpus(name, vocabulary(self.tokenizer), self.target.vocab_size, self.target.name)
                 self._corpora[name] = changed, corpus
             return corpus
         return self.corpus(name)

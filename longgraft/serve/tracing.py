@@ -101,7 +101,7 @@ def over_http(endpoint: str, model: str) -> Tracing:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError as error:
-        raise ValueError(f"Traces need {error.name}. Install it with: pip install longgraft[otel]") from error
+        raise ValueError(f'Traces need {error.name}. Install it with: pip install "longgraft[otel]"') from error
     path = endpoint.partition("://")[2].partition("/")[2]
     if not path:
         endpoint = endpoint.rstrip("/") + "/v1/traces"

@@ -135,7 +135,8 @@ def _datastore(sources: Sources) -> Corpus:
             "none ships with the package.\nMake a corpus of text or code with `longgraft corpus "
             "add NAME FILES`, then pass --with datastore=NAME."
         )
-    return open_corpus(str(sources.path(DATASTORE.name)), vocabulary(sources.tokenizer), sources.target.vocab_size)
+    target = sources.target
+    return open_corpus(str(sources.path(DATASTORE.name)), vocabulary(sources.tokenizer), target.vocab_size, target.name)
 
 
 DATASTORE: Need[Corpus] = Need("datastore", "a datastore", _datastore)
