@@ -140,7 +140,8 @@ class StaticPass:
         Raises:
             ValueError: the logits after the path are NaN or infinite.
         """
-        fields, path, (length, following) = record.cpu().split([FIELDS * self.rows, self.rows, 2])
+        copied = record.to("cpu", copy=True)  # also from a CPU, because the next pass overwrites the record
+        fields, path, (length, following) = copied.split([FIELDS * self.rows, self.rows, 2])
         fields = fields.view(FIELDS, self.rows)
         path = path[: int(length)]
         live = PaddedTree.unpack(fields).live
