@@ -12,7 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from longgraft.acceptance import draw_kernel
-from longgraft.kernels import fused_triton
+from longgraft.kernels import fused_triton, tree_triton
+from longgraft.trees.padded import FIELDS, SIZES
 
 DRAWN = {"TILE": draw_kernel.TILE, "LISTED": draw_kernel.LISTED}
 LAUNCHES = [  # kernel, its constants, warps
@@ -25,11 +26,26 @@ LAUNCHES = [  # kernel, its constants, warps
     ("_write", {"WIDTH": 128}, 1),
     ("_draw", DRAWN, draw_kernel.WARPS),
 ]
+for size in SIZES:
+    shape = {"N": size, "WIDE": -(-size // tree_triton.BITS)}
+    LAUNCHES.append(("_geometry", shape | {"DOUBLINGS": (size - 1).bit_length()}, tree_triton.WARPS))
+    LAUNCHES.append(("_accepted", shape | {"FIELDS": FIELDS}, tree_triton.WARPS))
+MODULES = {"_draw": draw_kernel, "_geometry": tree_triton, "_accepted": tree_triton}
 TYPES = {
     "ROWS": "*i64",
     "ROW_KEYS": "*i64",
     "SCRATCH": "*i32",
     "OUT": "*i64",
+    "INPUTS": "*i64",
+    "SCORES": "*fp32",
+    "ORIGIN": "*i8",
+    "LIVE": "*i1",
+    "WORDS": "*i32",
+    "DEPTHS": "*i32",
+    "PLACES": "*i64",
+    "DRAWS": "*i64",
+    "RECORD": "*i64",
+    "KEPT": "*i64",
     "epsilon": "fp32",
 }
 ORDERS = {"*bf16": torch.bfloat16, "*fp32": torch.float32}
@@ -47,7 +63,7 @@ def kind(name: str, element: str, constants: dict) -> str:
 for capability in ARCHITECTURES:
     for name, constants, warps in LAUNCHES:
         for element in ("*bf16", "*fp32"):
-            function = getattr(draw_kernel if name == "_draw" else fused_triton, name)
+            function = getattr(MODULES.get(name, fused_triton), name)
             if name == "_draw":
                 constants = constants | dict(
                     zip(("SHIFT", "BITS"), draw_kernel.ORDER_BITS[ORDERS[element]], strict=True)

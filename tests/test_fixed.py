@@ -303,6 +303,42 @@ def test_rows_of_a_path_can_be_committed_repeatedly_and_a_path_of_one_moves_none
     assert torch.equal(cache.layers[1].keys[:, :, 40 : 40 + len(rows)], before[:, :, rows])
 
 
+@torch.inference_mode()
+def test_a_walk_that_is_not_recorded_reads_the_tree_of_its_own_pass():
+    """The pass before was launched kernel by kernel, and made tensors of its own."""
+    refused = set()
+
+    def crowded(region):
+        if calls and calls[-1] in refused:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return recorder(region)
+
+    calls = []
+
+    class Named(Regions):
+        def __call__(self, key, region):
+            calls.append(key[-1])
+            return super().__call__(key, region)
+
+    regions = Named(crowded)
+    parts = toy_parts(regions=regions)
+    cache = prefilled(parts.target, 40, Wants())
+    fixed = StaticPass(parts.target, cache, 8, Wants(), regions)
+    chain = ProposalTree.build([7, 8, 9], [-1, 0, 1], [0.0] * 3, [1, 2, 2])
+    star = ProposalTree.build([7, 5, 8], [-1, 0, 0], [0.0] * 3, [1, 2, 2])
+    refused |= {"settle", "before"}
+    paths = []
+    with pytest.warns(UserWarning, match="kernel by kernel"):
+        for tree, before in ((star, False), (chain, True), (star, False)):
+            regions.begin_step()
+            if before:
+                regions(("a region", "before"), lambda: None)
+            fixed.load(tree)
+            _, _, record = fixed.settle(*fixed.forward(), Replay([8, 9, 3], 41))
+            paths.append(fixed.unpack(record, tree)[2].tolist())
+    assert paths == [[0, 2], [0, 1, 2], [0, 2]]
+
+
 def test_recorded_steps_fill_the_matrix_with_the_same_rows():
     found = []
     for regions in (EAGER, Regions(recorder)):

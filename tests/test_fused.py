@@ -17,6 +17,7 @@ from transformers.models.llama import modeling_llama
 from longgraft.kernels.build import NotBuilt
 from longgraft.target_model.fused_modules import FusedModules, differences, fused, kernels_for
 from longgraft.target_model.module_forms import ACTIVATIONS, DTYPES, NORMS, gate_of, norm_of, tables_of, turned
+from longgraft.target_model.pass_geometry import accepted, geometry
 
 HALF = [torch.float32, torch.bfloat16]
 IDS = torch.arange(3, 20)[None]
@@ -43,6 +44,9 @@ class Torch:
     def write(self, keys, values, k, v, rows):
         keys.index_copy_(2, rows, k)
         values.index_copy_(2, rows, v)
+
+    geometry = staticmethod(geometry)
+    accepted = staticmethod(accepted)
 
 
 def model_of(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
@@ -224,3 +228,5 @@ def test_kernels_that_compute_something_else_are_named(dtype):
     assert other("gated", lambda gated, gate, up, name: gated(up, gate, name)) == ["silu", "tanh"]
     assert other("rotary", lambda rotary, q, k, cos, sin: rotary(q, k, cos, -sin)) == ["rotated q", "rotated k"]
     assert other("write", lambda write, keys, values, k, v, rows: write(keys, values, v, k, rows)) == ["written rows"]
+    assert other("geometry", lambda geometry, x: geometry(x)._replace(words=-geometry(x).words)) == ["the tree's words"]
+    assert other("accepted", lambda accepted, *x: (accepted(*x)[0].flip(0), accepted(*x)[1])) == ["the tree's path"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from toys.trees import drawn, grown, scattered
 
 from longgraft.acceptance.rules import walk
 from longgraft.attention.layout import words
@@ -18,29 +18,11 @@ from longgraft.memories.adjacency_memory import _worst_first
 from longgraft.trees.padded import SIZES, PaddedTree, size_of
 from longgraft.trees.padded_template import Pattern, filled
 from longgraft.trees.templates import envelope
-from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
+from longgraft.trees.tree import ProposalTree
 
 CPU = torch.device("cpu")
 WORD = 32  # columns in a word of a mask
 NAN = float("nan")
-
-
-def grown(dice: random.Random, nodes: int, root: int = 0, near: int = 99, vocabulary: int = 4) -> ProposalTree:
-    """Returns a tree of at most `nodes` nodes with parents among the last `near` (1 makes chains).  Scores take few
-    values so that they tie; in some trees no node has more than its parent, as in drafters' trees."""
-    falling = dice.random() < 0.5
-    tokens, parents, scores, origin = [root], [-1], [0.0], [ROOT]
-    taken = set()
-    for _ in range(nodes - 1):
-        pair = dice.randrange(max(0, len(tokens) - near), len(tokens)), dice.randrange(vocabulary)
-        if pair not in taken:
-            taken.add(pair)
-            parents.append(pair[0])
-            tokens.append(pair[1])
-            gain = dice.choice([NAN, -0.0, -0.5, -0.5, -1.25, -dice.random(), float("-inf")])
-            scores.append(scores[pair[0]] + dice.choice([-0.0, -0.5, -0.5, gain]) if falling else gain)
-            origin.append(dice.choice([DRAFT, RETRIEVED, DRAFT | RETRIEVED]))
-    return ProposalTree.build(tokens, parents, scores, origin, stage=dice.choice([None, 1]))
 
 
 def trees(count: int, most: int = 64):
@@ -49,30 +31,6 @@ def trees(count: int, most: int = 64):
         dice = random.Random(seed)
         nodes = dice.choice([1, 2, most, dice.randint(1, most), dice.randint(1, most)])
         yield dice, grown(dice, nodes, near=dice.choice([1, 2, 5, 99]), vocabulary=dice.choice([2, 4, 9]))
-
-
-def scattered(dice: random.Random, tree: ProposalTree, rows: int) -> PaddedTree:
-    """Returns the tree in rows of which some are dead; dead rows hold values that would be valid elsewhere."""
-    places = [0, *sorted(dice.sample(range(1, rows), len(tree) - 1))]
-    whole = PaddedTree.of(tree, rows, CPU)
-    live = torch.zeros(rows, dtype=torch.bool)
-    live[places] = True
-
-    def spread(column, dead):
-        out = torch.full((rows,), dead, dtype=column.dtype)
-        out[places] = column[: len(tree)]
-        return out
-
-    parents = torch.tensor([-1] + [places[parent] for parent in tree.parents[1:].tolist()])
-    return replace(
-        whole,
-        tokens=spread(tree.tokens, 0),
-        parents=spread(parents, 0),
-        depths=spread(tree.depths, 0),
-        scores=spread(tree.scores, dice.choice([0.0, NAN, -0.1])),
-        origin=spread(tree.origin, 0),
-        live=live,
-    )
 
 
 def rows_for(dice: random.Random, tree: ProposalTree) -> int:
@@ -164,16 +122,6 @@ def test_merged_padded_trees_equal_merged_host_trees():
             ("shared", not torch.equal(wanted.origin[: len(tree)], tree.origin)),
         }
     assert len(kinds) == 8
-
-
-def drawn(dice: random.Random, tree: ProposalTree) -> list[int]:
-    """Returns one drawn token per node, mostly one of its children's."""
-    return [
-        dice.choice([token for (parent, token) in tree.children if parent == node] or [0])
-        if dice.random() < 0.9
-        else dice.randrange(9)
-        for node in range(len(tree))
-    ]
 
 
 def test_walks_of_padded_trees_equal_those_of_host_trees():

@@ -37,6 +37,17 @@ class AnswerEnd:
         self._last_tokens = self._end_tokens | frozenset(stop_tokens)
         self._detokenizer = detokenizer
 
+    def goes_on(self, new: Collection[int], emitted: int) -> bool:
+        """Tells from new tokens alone if the answer goes on after them; False if a stop string may end it.
+
+        Args:
+            new: The new tokens.
+            emitted: Number of the answer's tokens before them.
+        """
+        if self._detokenizer is not None and self._detokenizer.stop:
+            return False
+        return emitted + len(new) < self.limit and self._last_tokens.isdisjoint(new)
+
     def cut(self, new: list[int], emitted: int) -> tuple[list[int], str]:
         """Cuts new tokens after the one that ends the answer, if any, and sets the reason.
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NoReturn
 
 import torch
 
@@ -86,11 +89,13 @@ class Request:
         self._tally = Tally()
         self._prefill: Iterator[Step] | None = self._prefill_steps()
         self._root = -1  # the last token of the answer, once it has one
+        # Waits for the pass that was launched for the next step; None if there is none.
+        self._launched: Callable[[], Observation] | None = None
         self._reused = 0
         self._prefill_seconds = 0.0
         self._decode_seconds: dict[str, float] = {}  # by part of a step
         self._recording_seconds = 0.0
-        self._forwards: dict[str, int] = {}
+        self._forwards = Counter[str]()
         self._peak = 0
         self._finish: FinishReason | None = None
         self._cancelled = False
@@ -242,20 +247,26 @@ class Request:
         return Step(tokens=(token,), origins=(ROOT,), text=text, logprobs=self._logprobs(1))
 
     def _decode(self) -> Step:
-        """Proposes and verifies one tree, and shows the memories what came of it."""
+        """Takes the result of this step's pass, and launches the next one before what the device need not wait for."""
         clock = self.verifier.clock
         regions = self.verifier.regions
         recorded_before = regions.seconds
-        regions.begin_step()
+        before = self._tally.new_tokens
         with clock.part("host"):
-            verified = self.verifier.verify(self._proposed(), self._wants)
+            launched = self._launched or self._launch(self._answer_end.limit - before)
+            self._launched = None
+            verified = launched()
+            self._forwards.update(clock.counted())
             path = verified.path.tolist()
             drawn = [*verified.kept[1:].tolist(), verified.next_token]
-            new, text = self._answer_end.cut(drawn, self._tally.new_tokens)
+            left = self._answer_end.limit - before - len(drawn)
+            goes_on = self._answer_end.goes_on(drawn, before)
+            if goes_on:
+                self._go_on(verified, left)
+            new, text = self._answer_end.cut(drawn, before)
+            if self._answer_end.reason is None and not goes_on:  # only the text could tell
+                self._go_on(verified, left)
             self._tally.count(verified.tree, path, len(new))
-            if self._answer_end.reason is None:
-                self._observe(verified)
-            self._root = verified.next_token
             origins = [*verified.tree.origin[verified.path[1:]].tolist(), ROOT]
             step = Step(
                 tokens=tuple(new),
@@ -268,13 +279,34 @@ class Request:
         for part, seconds in clock.lap().items():
             self._decode_seconds[part] = self._decode_seconds.get(part, 0.0) + seconds
         self._recording_seconds += regions.seconds - recorded_before
-        for kind, times in clock.counted().items():
-            self._forwards[kind] = self._forwards.get(kind, 0) + times
         return step
 
-    def _proposed(self) -> ProposalTree | PaddedTree:
+    def _go_on(self, verified: Observation, left: int) -> None:
+        """Shows the memories what came of a step, and launches the next pass if it can run meanwhile.
+
+        Args:
+            verified: What came of the step.
+            left: Tokens that may follow it.
+        """
+        self._observe(verified)
+        self._root = verified.next_token
+        if self._cancelled or not self.verifier.runs_ahead:
+            return
+        try:
+            self._launched = self._launch(left)
+        except Exception as error:  # it ends the next step, if that is ever asked for
+            self._launched = partial(_raise, error)
+
+    def _launch(self, left: int) -> Callable[[], Observation]:
+        """Proposes a tree and launches the pass that verifies it; returns what waits for its result.
+
+        Nothing of it shows before the result is taken, so a request may end before that.
+        """
+        self.verifier.regions.begin_step()
+        return self.verifier.launch(self._proposed(left), self._wants)
+
+    def _proposed(self, left: int) -> ProposalTree | PaddedTree:
         """Returns the next tree, cut to the depth that can still be emitted, so that no position beyond is used."""
-        left = self._answer_end.limit - self._tally.new_tokens
         if left > 1:
             ask = Ask(
                 self._root, self._budget, self.verifier.cache.position, self.verifier.rule.guesses, batch=self._batch
@@ -330,6 +362,7 @@ class Request:
     def _end(self, reason: FinishReason) -> None:
         self._finish = reason
         self._prefill = None
+        self._launched = None
         self._peak = peak_memory(self.verifier.target.device)
         if self._keep_answer is not None:
             self._keep_answer(self._answer)
@@ -343,3 +376,7 @@ class Request:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

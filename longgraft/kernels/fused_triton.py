@@ -14,6 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longgraft.kernels.tree_triton import accepted as accepted
+from longgraft.kernels.tree_triton import geometry as geometry
+
 EXACT: dict[str, Any] = {"enable_fp_fusion": False}  # a * b + c rounds twice, as in separate launches
 TILE = 1024  # elements per program, or one row where that is more
 

@@ -30,6 +30,9 @@ from longgraft.target_model.module_forms import (
     tables_of,
     turned,
 )
+from longgraft.target_model.pass_geometry import Geometry, accepted, geometry
+from longgraft.trees.padded import PaddedTree
+from longgraft.trees.tree import ProposalTree
 
 ROTARY = "apply_rotary_pos_emb"  # the function's name in each modelling file
 
@@ -41,6 +44,8 @@ class Kernels(Protocol):
     def gated(self, gate: Tensor, up: Tensor, activation: str) -> Tensor: ...
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]: ...
     def write(self, keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None: ...
+    def geometry(self, inputs: Tensor) -> tuple[Tensor, ...]: ...
+    def accepted(self, inputs: Tensor, words: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class FusedModules:
@@ -222,11 +227,29 @@ def differences(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> d
     written = [empty.index_copy(2, rows, new) for new in (k, -k)]
     pairs["written rows"] = torch.cat([keys, values]), torch.cat(written)
     tolerance = max(4 * torch.finfo(dtype).eps, 4e-6)
-    wrong = {}
+    wrong = _different_trees(kernels, device)
     for name, (computed, expected) in pairs.items():
         if not torch.allclose(computed, expected, tolerance, tolerance):
             wrong[name] = float((computed.float() - expected.float()).abs().max())
     return wrong
+
+
+def _different_trees(kernels: Kernels, device: torch.device) -> dict[str, float]:
+    """Returns what differs at all in a tree of six nodes and a walk of three: name -> by how much."""
+    tree = ProposalTree.build(
+        [5, 6, 7, 8, 9, 8], [-1, 0, 0, 2, 2, 3], [0.0, -0.5, -1.0, -1.5, -2.0, -2.5], [1] + [2] * 5
+    )
+    inputs = torch.cat([PaddedTree.pack(tree, 8).flatten(), torch.tensor([300, 310])]).to(device)
+    draws = torch.tensor([7, 0, 9, 0, 4, 0, 0, 0], device=device)
+    expected = geometry(inputs)
+    pairs = list(zip(Geometry._fields, kernels.geometry(inputs), expected, strict=True))
+    walks = kernels.accepted(inputs, expected.words, draws), accepted(inputs, expected.words, draws)
+    pairs += zip(("path", "kept rows"), *walks, strict=True)
+    return {
+        f"the tree's {name}": float((computed.double() - known.double()).abs().max())
+        for name, computed, known in pairs
+        if not torch.equal(computed, known)
+    }
 
 
 def fused(model: nn.Module) -> FusedModules | NotBuilt:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from longgraft.acceptance.rules import DrawThenWalk, checked
 from longgraft.attention.backends import available
-from longgraft.attention.layout import DeviceLayout
 from longgraft.protocol.observation import Walked, Wants
 from longgraft.runtime.cuda_graphs import Regions
 from longgraft.runtime.devices import sent
@@ -21,11 +20,10 @@ from longgraft.runtime.kv_cache import KVCache, index_copy
 from longgraft.target_model.attention_interface import PassContext
 from longgraft.target_model.hooks import decoder_output
 from longgraft.target_model.model import Target, best
+from longgraft.target_model.pass_geometry import NUMBERS, Geometry, accepted, geometry
 from longgraft.target_model.passes import Report
 from longgraft.trees.padded import FIELDS, PaddedTree, Tree
 from longgraft.trees.tree import ProposalTree
-
-NUMBERS = 2  # numbers after the tree's record: prefix rows and the root's position
 
 
 def why_not_fixed(attention: str) -> str:
@@ -51,8 +49,7 @@ class StaticPass:
         self.inputs = torch.zeros(FIELDS * rows + NUMBERS, dtype=torch.int64, device=device)
         self.draws = torch.zeros(rows, dtype=torch.int64, device=device)
         self.keys: dict[int, Tensor] = {}  # of a rule whose keys have so many dimensions
-        self._ancestors: Tensor | None = None  # of the tree that was loaded, as `forward` computes them
-        self.index = torch.arange(rows, device=device)
+        self._geometry: Geometry | None = None  # of the tree that was loaded, once `forward` ran
 
     def load(self, tree: Tree) -> None:
         """Copies the pass's inputs to the device at once; for a tree on the device only the two `NUMBERS` are
@@ -67,26 +64,25 @@ class StaticPass:
 
     def forward(self) -> tuple[Report, Tensor]:
         """Returns (report of all rows, absolute position [n] int64 of the token after each row)."""
-        return self.regions((self, "forward"), self._forward)
+        report, self._geometry = self.regions((self, "forward"), self._forward)
+        return report, self._geometry.places[2]
 
-    def _forward(self) -> tuple[Report, Tensor]:
+    def _forward(self) -> tuple[Report, Geometry]:
         target = self.target
-        tree = self._tree()
-        length, position = self.inputs[-NUMBERS:].split(1)
-        self._ancestors = tree.ancestors
-        layout = DeviceLayout.of(length, tree.depths, tree.depths, self._ancestors)
-        run = PassContext([layout], target.fixed_backend)
-        positions = position + tree.depths
+        kernels = target.fused_kernels
+        given = geometry(self.inputs) if kernels is None else Geometry(*kernels.geometry(self.inputs))
+        places, positions, _ = given.places
+        run = PassContext([given.layout], target.fixed_backend)
         with ExitStack() as stack:
             stack.enter_context(target.engaged(run))
             if target.fused is not None:
                 stack.enter_context(target.fused())
-            write = index_copy if target.fused_kernels is None else target.fused_kernels.write
-            stack.enter_context(self.cache.at(length + self.index, write))
+            write = index_copy if kernels is None else kernels.write
+            stack.enter_context(self.cache.at(places, write))
             hidden = stack.enter_context(target.inputs_of(self.wants.layers))
             last = stack.enter_context(decoder_output(target.model)) if self.wants.final else {}
             out = target.model(
-                input_ids=tree.tokens[None],
+                input_ids=self.inputs[None, : self.rows],
                 position_ids=positions[None],
                 attention_mask=None,
                 use_cache=True,
@@ -99,7 +95,7 @@ class StaticPass:
         if self.wants.topk:
             topk, probabilities = best(logits, self.wants)
         hidden = {layer: rows[0] for layer, rows in hidden.items()}
-        return Report(logits, topk, hidden, last.get("hidden"), {}, probabilities), positions + 1
+        return Report(logits, topk, hidden, last.get("hidden"), {}, probabilities), given
 
     def settle(self, report: Report, positions: Tensor, rule: DrawThenWalk) -> tuple[Walked, Report, Tensor]:
         """Draws one token per node, walks, and moves the path's rows in the cache.
@@ -117,22 +113,23 @@ class StaticPass:
         keys.copy_(given)
         self.regions.latest((self, "draw"), rule.law, lambda: self._draw(report.logits, keys, rule))
         walked, kept, record, moved = self.regions((self, "settle"), lambda: self._settle(report))
-        self.regions((self, "commit"), lambda: self.cache.put(self.inputs[-NUMBERS] + self.index, moved))
+        self.regions((self, "commit"), lambda: self.cache.put(self._known.places[0], moved))
         return walked, kept, record
 
     def _draw(self, logits: Tensor, keys: Tensor, rule: DrawThenWalk) -> None:
         self.draws.copy_(rule.marked(logits, rule.choose(logits, keys)))
 
     def _settle(self, report: Report) -> tuple[Walked, Report, Tensor, list[Tensor]]:
-        tree = self._tree()
-        path, length, following = tree.walk(self.draws, self._ancestors)
-        nodes = torch.where(path < 0, self.index, path)  # rows after the path stay in place
-        moved = self.cache.gathered(self.inputs[-NUMBERS] + nodes)
+        given = self._known
+        kernels = self.target.fused_kernels
+        walk = accepted if kernels is None else kernels.accepted
+        record, (nodes, places) = walk(self.inputs, given.words, self.draws)
+        moved = self.cache.gathered(places)
         hidden = {layer: rows[nodes] for layer, rows in report.hidden.items()}
         final = None if report.final is None else report.final[nodes]
         kept = replace(report, hidden=hidden, final=final)
-        record = torch.cat([self.inputs[:-NUMBERS], path, length, following])
-        return Walked(tree, path, length, report.topk), kept, record, moved
+        path, length, _ = record[FIELDS * self.rows :].split([self.rows, 1, 1])
+        return Walked(given.tree(self.inputs), path, length, report.topk), kept, record, moved
 
     def unpack(self, record: Tensor, tree: Tree) -> tuple[ProposalTree, Tensor, Tensor, int]:
         """Brings the results to the host, by the step's one device sync.
@@ -143,7 +140,8 @@ class StaticPass:
         Raises:
             ValueError: the logits after the path are NaN or infinite.
         """
-        fields, path, (length, following) = record.cpu().split([FIELDS * self.rows, self.rows, 2])
+        copied = record.to("cpu", copy=True)  # also from a CPU, because the next pass overwrites the record
+        fields, path, (length, following) = copied.split([FIELDS * self.rows, self.rows, 2])
         fields = fields.view(FIELDS, self.rows)
         path = path[: int(length)]
         live = PaddedTree.unpack(fields).live
@@ -152,5 +150,7 @@ class StaticPass:
             tree = PaddedTree.host(fields, tree.stage)
         return tree, live.nonzero().flatten(), path, checked(int(following))
 
-    def _tree(self) -> PaddedTree:
-        return PaddedTree.unpack(self.inputs[:-NUMBERS].view(FIELDS, self.rows))
+    @property
+    def _known(self) -> Geometry:
+        assert self._geometry is not None, "settle follows forward"
+        return self._geometry

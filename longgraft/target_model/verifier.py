@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -87,17 +88,27 @@ class Verifier:
             topk_probabilities=report.topk_probabilities,
         )
 
+    @property
+    def runs_ahead(self) -> bool:
+        """True if a pass that `launch` launched runs on a GPU while the host does other work."""
+        return self.regions.fixed and isinstance(self.rule, DrawThenWalk)
+
     def verify(self, tree: Tree, wants: Wants) -> Observation:
         """Verifies a tree, commits its accepted path and returns the target's observation."""
-        since = self.clock.now(wait=False)
+        return self.launch(tree, wants)()
+
+    def launch(self, tree: Tree, wants: Wants) -> Callable[[], Observation]:
+        """Launches the pass over a tree if its shape is fixed; any other pass runs when its result is asked for.
+
+        Returns:
+            The function that waits for the result, commits the accepted path and returns the observation.  A pass
+            whose result is never asked for has written only to free rows of the cache.
+        """
         drawn = isinstance(tree, ProposalTree) and tree.law is not None
         fits = len(tree) <= SIZES[-1] and not wants.queries and not drawn and not self.target.stateful
         if self.regions.fixed and fits and isinstance(self.rule, DrawThenWalk):
-            observation = self._fixed(tree, wants, self.rule)
-        else:
-            observation = self._eager(on_host(tree), wants)
-        # The walk has synced with the device, so all work launched before it is done.
-        return replace(observation, seconds=self.clock.now(wait=False) - since)
+            return self._fixed(tree, wants, self.rule)
+        return partial(self._eager, tree, wants)
 
     def _rule_of(self, tree: ProposalTree) -> AcceptanceRule:
         """Returns the rule for a tree: drafts sampled independently of the target need rejection sampling."""
@@ -105,7 +116,9 @@ class Verifier:
             return Rejection(self.rule.sampled)
         return self.rule
 
-    def _eager(self, tree: ProposalTree, wants: Wants) -> Observation:
+    def _eager(self, given: Tree, wants: Wants) -> Observation:
+        since = self.clock.now(wait=False)
+        tree = on_host(given)
         with self.clock.part("verify"):
             (report,) = self.target.run([Segment(tree, self.cache)], wants)
         with self.clock.part("accept"):
@@ -126,13 +139,16 @@ class Verifier:
             report.topk,
             hidden,
             final,
+            # The walk has synced with the device, so all work launched before it is done.
+            seconds=self.clock.now(wait=False) - since,
             cache=self.cache if wants.cache else None,
             queries=queries,
             topk_probabilities=report.topk_probabilities,
         )
 
     @torch.inference_mode()
-    def _fixed(self, tree: Tree, wants: Wants, rule: DrawThenWalk) -> Observation:
+    def _fixed(self, tree: Tree, wants: Wants, rule: DrawThenWalk) -> Callable[[], Observation]:
+        since = self.clock.now(wait=False)
         rows = tree.rows if isinstance(tree, PaddedTree) else size_of(len(tree))
         key = self.cache, self.cache.age, rows, wants
         fixed = self.regions.kept(key, lambda: StaticPass(self.target, self.cache, rows, wants, self.regions))
@@ -141,24 +157,32 @@ class Verifier:
             report, positions = fixed.forward()
         with self.clock.part("accept"):
             walked, kept, record = fixed.settle(report, positions, rule)
-            host, nodes, path, next_token = fixed.unpack(record, tree)
-            self.cache.length += len(path)
-        # Copied, because the next pass overwrites these tensors.
-        topk = _copied(report.topk, nodes)
-        probabilities = _copied(report.topk_probabilities, nodes)
-        hidden = {layer: rows[: len(path)].clone() for layer, rows in kept.hidden.items()}
-        final = None if kept.final is None else kept.final[: len(path)].clone()
-        return Observation(
-            host,
-            path,
-            next_token,
-            topk,
-            hidden,
-            final,
-            walked=walked,
-            cache=self.cache if wants.cache else None,
-            topk_probabilities=probabilities,
-        )
+
+        @torch.inference_mode()
+        def finish() -> Observation:
+            with self.clock.part("accept"):
+                host, nodes, path, next_token = fixed.unpack(record, tree)
+                self.cache.length += len(path)
+            seconds = self.clock.now(wait=False) - since
+            # Copied, because the next pass overwrites these tensors.
+            topk = _copied(report.topk, nodes)
+            probabilities = _copied(report.topk_probabilities, nodes)
+            hidden = {layer: rows[: len(path)].clone() for layer, rows in kept.hidden.items()}
+            final = None if kept.final is None else kept.final[: len(path)].clone()
+            return Observation(
+                host,
+                path,
+                next_token,
+                topk,
+                hidden,
+                final,
+                seconds=seconds,
+                walked=walked,
+                cache=self.cache if wants.cache else None,
+                topk_probabilities=probabilities,
+            )
+
+        return finish
 
 
 def _copied(rows: Tensor | None, nodes: Tensor) -> Tensor | None:

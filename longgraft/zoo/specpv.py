@@ -64,7 +64,10 @@ class PartialVerifier(Verifier):
         self._waiting: list[int] = []
         partial.reset(full.cache.capacity)
 
-    def verify(self, tree: Tree, wants: Wants) -> Observation:
+    def launch(self, tree: Tree, wants: Wants) -> Callable[[], Observation]:
+        return lambda: self._verify(tree, wants)
+
+    def _verify(self, tree: Tree, wants: Wants) -> Observation:
         """Commits the path that is accepted, on the part or in full."""
         if self.cache is self._full.cache or len(self._waiting) > self._most:
             return self._in_full(on_host(tree), wants)

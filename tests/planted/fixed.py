@@ -5,22 +5,22 @@ from planted.mutation import Mutation
 MUTATIONS = (
     Mutation(
         "a recorded pass writes its rows one late",
-        "StaticPass._forward",
-        "length + self.index",
-        "length + 1 + self.index",
+        "pass_geometry:geometry",
+        "length + tree.index",
+        "length + 1 + tree.index",
         "test_fixed.py::test_a_pass_recorded_once_serves_other_lengths_and_trees",
     ),
     Mutation(
         "a recorded pass is one position late",
-        "StaticPass._forward",
+        "pass_geometry:geometry",
         "positions = position + tree.depths",
         "positions = position + 1 + tree.depths",
         "test_fixed.py::test_a_pass_recorded_once_serves_other_lengths_and_trees",
     ),
     Mutation(
         "rows that are not kept move to the root's",
-        "StaticPass._settle",
-        "torch.where(path < 0, self.index, path)",
+        "pass_geometry:accepted",
+        "torch.where(path < 0, index, path)",
         "path.clamp(min=0)",
         "test_fixed.py::test_rows_of_a_path_can_be_committed_repeatedly_and_a_path_of_one_moves_none",
     ),

@@ -29,7 +29,7 @@ from longgraft.methods.find import build, find
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.runtime.cuda_graphs import EAGER, Regions
-from longgraft.target_model import fused_modules
+from longgraft.target_model import fused_modules, pass_geometry
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
@@ -219,6 +219,20 @@ class Fused:
 
     def write(self, keys: Tensor, *_: Any) -> None:
         self.device.note("launch", "write")
+
+    def geometry(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        return self._as("geometry", pass_geometry.geometry, inputs)
+
+    def accepted(self, *given: Tensor) -> tuple[Tensor, ...]:
+        return self._as("accepted", pass_geometry.accepted, *given)
+
+    def _as(self, name: str, torchs: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+        """Notes one launch for what torch computes in several."""
+        begin = len(self.device.log)
+        made = torchs(*given)
+        del self.device.log[begin:]
+        self.device.note("launch", name)
+        return made
 
     def _one(self, name: str, like: Tensor) -> Tensor:
         self.device.note("launch", name, like)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -14,7 +16,8 @@ from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
 from longgraft.target_model.verifier import Verifier
-from longgraft.trees.tree import ProposalTree
+from longgraft.trees.padded import PaddedTree
+from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 from toys.models import VOCAB, toy_target
 from toys.sessions import toy_prompt
 
@@ -87,3 +90,55 @@ def trees(proposer, steps=8, budget=60):
 
 def same(a: ProposalTree, b: ProposalTree) -> bool:
     return all(torch.equal(x, y) for x, y in ((a.tokens, b.tokens), (a.parents, b.parents), (a.scores, b.scores)))
+
+
+def grown(dice: random.Random, nodes: int, root: int = 0, near: int = 99, vocabulary: int = 4) -> ProposalTree:
+    """Returns a tree of at most `nodes` nodes with parents among the last `near` (1 makes chains).  Scores take few
+    values so that they tie; in some trees no node has more than its parent, as in drafters' trees."""
+    falling = dice.random() < 0.5
+    tokens, parents, scores, origin = [root], [-1], [0.0], [ROOT]
+    taken = set()
+    for _ in range(nodes - 1):
+        pair = dice.randrange(max(0, len(tokens) - near), len(tokens)), dice.randrange(vocabulary)
+        if pair not in taken:
+            taken.add(pair)
+            parents.append(pair[0])
+            tokens.append(pair[1])
+            gain = dice.choice([float("nan"), -0.0, -0.5, -0.5, -1.25, -dice.random(), float("-inf")])
+            scores.append(scores[pair[0]] + dice.choice([-0.0, -0.5, -0.5, gain]) if falling else gain)
+            origin.append(dice.choice([DRAFT, RETRIEVED, DRAFT | RETRIEVED]))
+    return ProposalTree.build(tokens, parents, scores, origin, stage=dice.choice([None, 1]))
+
+
+def scattered(dice: random.Random, tree: ProposalTree, rows: int) -> PaddedTree:
+    """Returns the tree in rows of which some are dead; dead rows hold values that would be valid elsewhere."""
+    places = [0, *sorted(dice.sample(range(1, rows), len(tree) - 1))]
+    whole = PaddedTree.of(tree, rows, torch.device("cpu"))
+    live = torch.zeros(rows, dtype=torch.bool)
+    live[places] = True
+
+    def spread(column, dead):
+        out = torch.full((rows,), dead, dtype=column.dtype)
+        out[places] = column[: len(tree)]
+        return out
+
+    parents = torch.tensor([-1] + [places[parent] for parent in tree.parents[1:].tolist()])
+    return replace(
+        whole,
+        tokens=spread(tree.tokens, 0),
+        parents=spread(parents, 0),
+        depths=spread(tree.depths, 0),
+        scores=spread(tree.scores, dice.choice([0.0, float("nan"), -0.1])),
+        origin=spread(tree.origin, 0),
+        live=live,
+    )
+
+
+def drawn(dice: random.Random, tree: ProposalTree) -> list[int]:
+    """Returns one drawn token per node, mostly one of its children's."""
+    return [
+        dice.choice([token for (parent, token) in tree.children if parent == node] or [0])
+        if dice.random() < 0.9
+        else dice.randrange(9)
+        for node in range(len(tree))
+    ]
