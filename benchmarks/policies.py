@@ -26,6 +26,7 @@ from rich.table import Table
 
 from benchmarks.recorded_answers import RecordedAnswer, distinct, of_edits, of_other_models, of_result_rows
 from benchmarks.recorded_rows import RecordedRows
+from longgraft.budget.controller import Controller
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.eval.statistics import Mean, bootstrap
 from longgraft.memories.partial_matching import PartialMatching
@@ -166,8 +167,18 @@ class Bench:
         }
         return replace(self.costs, passes=passes)
 
-    def replay(self, proposer: Proposer, budget: int, answer: RecordedAnswer) -> Replayed:
-        """Decodes the answer: its first token comes with the prompt, as from a prefill."""
+    def replay(
+        self,
+        proposer: Proposer,
+        budget: int,
+        answer: RecordedAnswer,
+        told: Callable[[int, ProposalTree, int], None] = lambda *_: None,
+    ) -> Replayed:
+        """Decodes the answer: its first token comes with the prompt, as from a prefill.
+
+        Args:
+            told: Takes for each step the answer's tokens so far, the tree, and how many tokens the step decodes.
+        """
         for memory in proposer.memories:
             memory.reset(len(answer.prompt) + len(answer.answer) + budget)
         rows = self.rows(answer)
@@ -188,6 +199,7 @@ class Bench:
             tree = tree.shallower(left - 1)
             following = answer.answer[done:]
             path = walk(tree, following)
+            told(done, tree, len(path))
             seconds = self.seconds(len(tree), prefix)
             done += len(path)
             timed = seconds * exp(self._random.gauss(0.0, self.noise / 2))
@@ -336,6 +348,36 @@ def replay(
             for suite, own in known.items()
         }
         console.print(table_of(results, f"{machine}: {bench.costs.source}; times plain decoding, geometric means"))
+
+
+@app.command()
+def explain(
+    answers: Path,
+    number: Annotated[int, typer.Option(help="The answer, counted from 0.")] = 0,
+    machine: str = "zen3",
+    method: str = "graft-x-text",
+) -> None:
+    """Print what decided each step of one answer: the text's probability, a node's price, and the credit."""
+    answer = RecordedAnswer.load(answers)[number]
+    bench = Bench(MACHINES[machine], rows=lambda answer: RecordedRows.load(answer.rows_beside(answers)))
+    proposer, budget = bench.proposer(method)
+    if not isinstance(proposer, Controller):
+        raise typer.BadParameter(f"{method} decides nothing by costs. Give graft-x-text.")
+    table = Table(title=f"{answer.suite} {answer.id}, {method} on {machine}; time in plain passes")
+    for column in ("token", "nodes", "decoded", "likeliest next", "its least", "tokens per pass", "credit"):
+        table.add_column(column)
+
+    def told(done: int, tree: ProposalTree, decoded: int) -> None:
+        plan = proposer.latest
+        assert plan is not None and proposer.ranked.text is not None
+        known = proposer.ranked.text.known().after(())[0]
+        likeliest = max((one.probability for one in known), default=0.0)
+        least = plan.rate * plan.prices.floors(2)[1]
+        figures = (likeliest, least, plan.rate * plan.prices.token, plan.credit / plan.prices.token)
+        table.add_row(str(done), str(len(tree) - 1), str(decoded), *(f"{figure:.2f}" for figure in figures))
+
+    bench.replay(proposer, budget, answer, told)
+    Console(width=160).print(table)
 
 
 @app.command()

@@ -67,6 +67,7 @@ class Controller:
         levels: The drafter's levels; None: a source without levels, whose proposals are timed, or none at all.
         probing: True if a source that is expected to cost more than it brings gets another chance now and then.
         together: Plans all requests of a pass; None: this request alone.
+        latest: The latest step's prices; None before the first.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Controller:
         self.costs = estimates.costs
         self.clock = clock or Clock()
         self.together = together or planned_together()
+        self.latest: PricedPass | None = None
         self.memories = (*ranked.memories, estimates)
 
     def propose(self, ask: Ask) -> ProposalTree:
@@ -93,6 +95,7 @@ class Controller:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("control"):
             plan = self.together.begin(self._bid(ask))
+            self.latest = plan
             floors = (plan.rate * plan.prices.floors(ask.budget)).tolist()
             if self.ranked.drafter is None:
                 tree = self.ranked.rank(ask, None, floors, self._shared(plan, ask))
