@@ -1,4 +1,4 @@
-"""What a target really predicted around a greedy answer, in a file that `benchmarks.policies` replays.
+"""Records the predictions of a target around a greedy answer, in a file that `benchmarks.policies` replays.
 
     python -m benchmarks.recorded_rows smollm2 answers.jsonl --data ROWS
 

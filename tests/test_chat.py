@@ -84,9 +84,14 @@ class Terminal:
     def __init__(self, *arguments: str) -> None:
         self.shown = ""
         self._ours, theirs = pty.openpty()
+
+        def begin() -> None:
+            os.login_tty(theirs)  # Ctrl-C then reaches it as a signal
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background may ignore it
+
         self.process = subprocess.Popen(
             [sys.executable, "-m", "longgraft", "chat", *arguments],
-            preexec_fn=lambda: os.login_tty(theirs),  # Ctrl-C then reaches it as a signal
+            preexec_fn=begin,
         )
         os.close(theirs)
 

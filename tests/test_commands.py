@@ -72,6 +72,9 @@ def test_a_shell_completes_commands_and_options(cli, monkeypatch, typed, offered
 
 def test_completion_installs_itself_for_a_shell(cli, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
+    # As if the command itself ran: its name would be that of the test runner.
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
+    monkeypatch.setattr("sys.argv", ["longgraft"])
     code, out, _ = cli("--install-completion", "bash")
     (script,) = (tmp_path / ".bash_completions").iterdir()
     assert code == 0 and str(script) in out and "_LONGGRAFT_COMPLETE=complete_bash" in script.read_text()

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_fixed import model_of
 from toys.levels import stop_without_kernels
+from toys.models import toy_target
 from toys.sessions import toy_parts
 
 from benchmarks.policies import Bench, replayed
@@ -143,10 +143,11 @@ def test_a_rewound_memory_predicts_as_at_its_mark():
 
 @pytest.mark.parametrize("logits", ["all", "last"])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_reported_probabilities_are_those_of_the_softmax(family, logits):
+def test_reported_probabilities_are_those_of_the_softmax(family, logits, monkeypatch):
     """Gemma 2 caps its logits, also where only some of them are computed."""
-    extra = {"final_logit_softcapping": 0.5} if family == "gemma2" else {}
-    target = model_of(family, **extra)
+    target = toy_target(family)
+    if family == "gemma2":
+        monkeypatch.setattr(target.config, "final_logit_softcapping", 0.5)
     chain = ProposalTree.chain(torch.arange(1, 9))
     (whole,) = target.run([Segment(chain, target.cache(16))], Wants())
     (report,) = target.run(
