@@ -101,6 +101,22 @@ def test_a_rejected_node_says_what_comes_after_its_last_two_tokens():
     assert after(memory, 10, 11)[60] and after(memory, 12, 11)[61] and after(memory, 13, 11)[61]
 
 
+def test_the_row_of_a_root_stands_for_the_token_before_it_too():
+    memory = memory_of([3], 4, {})
+    step(memory, [4], [-1], [0], 9, {0: 77})
+    step(memory, [9, 4], [-1, 0], [0], 8, {1: 78})
+    assert 77 in after(memory, 3, 4) and 78 not in after(memory, 3, 4)
+    assert 78 in after(memory, 5, 4) and 77 not in after(memory, 5, 4)
+
+
+def test_a_vocabulary_may_have_fewer_tokens_than_a_row():
+    memory = memory_of([1, 2], 3, {})
+    tree = ProposalTree.build([3, 4], [-1, 0], [0.0] * 2, [ROOT, RETRIEVED])
+    ids, probabilities = torch.tensor([[5, 6, 7], [2, 1, 0]]), torch.tensor([[0.5, 0.2, 0.1], [0.3, 0.2, 0.1]])
+    memory.observe(Observation(tree, torch.tensor([0]), 9, ids, topk_probabilities=probabilities))
+    assert after(memory, 4) == pytest.approx({2: 0.3, 1: 0.2, 0: 0.1})
+
+
 def test_the_accepted_path_is_written_last():
     memory = memory_of([1, 2, 3], 4, {})
     # Node 1 is accepted; nodes 2 and 3 are rejected, and carry the same token.
@@ -155,6 +171,9 @@ def test_reported_probabilities_are_those_of_the_softmax(family, logits, monkeyp
     )
     top = whole.logits.softmax(-1)[[2, 5]].topk(8)
     torch.testing.assert_close(report.topk_probabilities, top.values, atol=1e-5, rtol=1e-4)
+    assert torch.equal(report.topk[:, 0], top.indices[:, 0].int())
+    (without,) = target.run([Segment(chain, target.cache(16), logits)], Wants(topk=8))
+    assert without.topk is not None and without.topk_probabilities is None
 
 
 def machine(wide: float) -> LiveCosts:
