@@ -127,4 +127,7 @@ def chunk_bytes(config: Any, dtype: torch.dtype, rows: int, wants: Wants) -> int
     sorted_ = 0
     if wants.topk:
         sorted_ = min(rows, TOPK_ROWS) * config.vocab_size + rows * (features + 2) * hidden
-    return dtype.itemsize * max(layer, sorted_)
+    normalized = 0
+    if wants.probabilities:  # the logits and their exponentials in float32
+        normalized = 8 * min(rows, TOPK_ROWS) * config.vocab_size
+    return max(dtype.itemsize * layer, dtype.itemsize * sorted_ + normalized)

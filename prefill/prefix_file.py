@@ -17,7 +17,7 @@ from torch import Tensor
 
 from longgraft.config.file_errors import reason
 from longgraft.config.identified_file import save_identified
-from longgraft.prefill.prefixes import FINAL, HIDDEN, RANKED, RANKS, Cell, report_names
+from longgraft.prefill.prefixes import FINAL, HIDDEN, PROBABILITIES, RANKED, RANKS, Cell, report_names
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.byte_rows import BYTES
 
@@ -122,8 +122,9 @@ def load(path: Path, needed: Needed, device: torch.device) -> tuple[list[int], C
         most = int(tokens.max())
         if not 0 <= least <= most < needed.vocab:
             raise _unfit(path, f"holds ids from {least} to {most}, and the vocabulary has {needed.vocab:,}")
-    if ranks in tensors:
-        tensors[ranks] = tensors[ranks][:, : needed.wants.topk]  # best first
+    for name in (ranks, f"/{PROBABILITIES}"):
+        if name in tensors:
+            tensors[name] = tensors[name][:, : needed.wants.topk]  # best first
     wanted = {}
     for name, rows in tensors.items():
         if name == f"/{RANKED}" and name in needed.tensors:
@@ -160,8 +161,9 @@ def _check(path: Path, about: Mapping[str, str], needed: Needed, file: Any) -> N
     if about["cell"] != str(needed.cell):
         raise _unfit(path, f"has cells of {about['cell']} tokens, and {needed.cell} are needed")
     lacks += [_words(name) for name in needed.tensors if name not in names]
-    if not lacks and needed.wants.topk and file.get_slice(f"/{RANKS}").get_shape()[1:] < [needed.wants.topk]:
-        lacks.append(f"{needed.wants.topk} top tokens of each")
+    for name in (f"/{RANKS}", f"/{PROBABILITIES}"):
+        if name in needed.tensors and not lacks and file.get_slice(name).get_shape()[1:] < [needed.wants.topk]:
+            lacks.append(f"{needed.wants.topk} {_words(name)} of each")
     if lacks:
         raise _unfit(path, f"holds no {lacks[0]} {source}, and method {needed.method} needs them", needed.method)
 
@@ -189,6 +191,8 @@ def _words(tensor: str) -> str:
         return f"hidden states of layer {name.removeprefix(HIDDEN)}"
     if name == FINAL:
         return "final hidden states"
+    if name == PROBABILITIES:
+        return "probabilities of top tokens"
     return "top tokens"
 
 

@@ -187,6 +187,15 @@ def test_the_default_learns_rows_where_wide_trees_are_cheap(wide, wanted):
     assert any(memory.wants.probabilities for memory in proposer.memories) == wanted
 
 
+def test_all_lanes_of_an_engine_use_rows_or_none_does():
+    """Costs are corrected meanwhile, and prefixes are shared."""
+    first = replace(toy_parts(), costs=machine(1.1))
+    later = replace(first, costs=machine(20.0), kept={})
+    for parts in (first, later):
+        proposer = build("graft-x-text", parts, adaptive=True)
+        assert any(memory.wants.probabilities for memory in proposer.memories)
+
+
 def test_rows_can_be_left_out():
     for method in ("graft-x-text+rows=false", "graft-x-text"):
         proposer = build(method, toy_parts())

@@ -149,6 +149,7 @@ def test_a_method_that_needs_less_accepts_the_file(maker, method, tmp_path):
     [
         ("ar", "graft", "no rows of the drafter"),
         ("eagle3", "graft", "no top tokens"),
+        ("retrieval", "graft-x-text", "no probabilities of top tokens"),
         ("pld", "sps", "no rows of the small"),
         ("graft", "logitspec", "no 64 top tokens of each"),
         ("graft", "medusa", "no final hidden states"),
@@ -269,6 +270,14 @@ def test_damaged_and_foreign_files_are_refused(file, tmp_path):
     flat = changed(file, path, {"/ranks": load_file(file)["/ranks"].flatten()})
     refused(flat, "holds no", "top tokens of each")
     refused(changed(file, path, identity="{"), "cannot be read")
+
+
+def test_a_file_with_fewer_probabilities_than_tokens_is_refused(tmp_path):
+    path = tmp_path / "whole"
+    session("graft-x-text").save_prefix(BEGINS, path)
+    narrow = load_file(path)["/probabilities"][:, :3].contiguous()
+    with pytest.raises(ValueError, match="holds no 8 probabilities of top tokens of each"):
+        session("graft-x-text").pin_prefix(changed(path, tmp_path / "narrow", {"/probabilities": narrow}))
 
 
 def test_a_file_whose_rows_or_tokens_were_changed_is_refused(file, tmp_path):

@@ -215,7 +215,8 @@ class _Rig:
         room = int(SHARE * free_bytes(target.device) / target.cache_bytes_per_token())
         room = min(room, target.max_positions)
         memory = None
-        self.wants = Wants(topk=WIDTH)
+        # A recorded pass is usually one of a GPU, where rows of predictions are used.
+        self.wants = Wants(topk=WIDTH, probabilities=regions.fixed)
         if network:
             room = min(room, network.config.max_positions)
             memory = Eagle3Cache(network, kernels=target.kernels, regions=regions, fused=target.fused_kernels)

@@ -32,8 +32,8 @@ RATES = (6 + 2) * len(ORDERS)  # rates that are learnt, as continuations.cpp des
 SHARES = 4 * 5  # shares of the text that are learnt, likewise
 
 RankedPaths = tuple[list[int], list[int], list[float], list[int]]
-"""By node: tokens, parents, probabilities, lengths of the contexts that predicted them.  The root comes first; its
-token 0 is a placeholder."""
+"""By node: tokens, parents, probabilities, lengths of the text's longest contexts above them.  The root comes first;
+its token 0 is a placeholder."""
 
 
 class Rows(NamedTuple):

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from longgraft.corpora import Corpus
-from longgraft.memories.continuations import FAR, ORDERS, WIDTH, Continuations, Rows, continuations
+from longgraft.kernels.build import NotBuilt
+from longgraft.memories.continuations import FAR, ORDERS, WIDTH, Continuations, Rows, compiled, continuations
 from longgraft.memories.token_history import BETWEEN
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
@@ -21,8 +22,8 @@ class PartialMatching(Memory):
     """Prediction by partial matching (`Continuations`) over all texts that the answer may repeat.
 
     Args:
-        rows: Learn what the target predicts, too: at accepted and rejected nodes, and at the last occurrence of each
-            token of the prompt.
+        rows: Learn what the target predicts, too, if code can be compiled: at accepted and rejected nodes, and at the
+            last occurrence of each token of the prompt, or of each of its cells if prefixes are kept.
 
     Attributes:
         text: The committed tokens, including the root.
@@ -32,7 +33,7 @@ class PartialMatching(Memory):
     reads_corpora = True
 
     def __init__(self, rows: bool = False) -> None:
-        if rows:
+        if rows and not isinstance(compiled(), NotBuilt):
             self.wants = Wants(topk=WIDTH, probabilities=True)
         # What earlier answers taught about the text's probabilities.
         self._rates: np.ndarray | None = None

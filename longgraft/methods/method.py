@@ -50,8 +50,8 @@ class Method:
             session's option of that flag, and is not printed with the name.
         over: Maps its choices to the name of another method that takes the drafter's place: the other's
             proposer is `parts.source`, and its needs are this method's; "": no other method.
-        verifies: Maps parts to a function that changes the request's verifier; only a lossy method changes
-            it.
+        verifies: Maps parts to a function that changes the request's verifier, whose `launch` is called; only a
+            lossy method changes it.
         usual: Choices used when only the name is given; None: `choices`.
         looks_up: True if all that it proposes is looked up, so that a larger tree costs no draft.
 

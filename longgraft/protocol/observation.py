@@ -93,7 +93,7 @@ class Observation:
         hidden: Wanted layer -> [a, H], its input at the kept nodes.
         final: [a, H] after the final norm at the kept nodes; None unless wanted.
         prompt: True for a prompt chunk.
-        seconds: Duration of the pass, including draw and walk, until the host took the result.
+        seconds: Duration of the pass, including draw and walk; 0 if it was over before the host asked for it.
         walked: The verified tree on the device, if the pass had a fixed shape.
         ranked: [r] int64, the nodes that have rows in topk and topk_probabilities, which are [r, K] then; None: all.
         cache: The target's committed rows, including the kept ones, readable until the next pass; None

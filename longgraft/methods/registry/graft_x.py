@@ -32,8 +32,8 @@ WIDELY = 1.5
 class GraftXChoices(Drafting):
     """Choices of `graft-x`."""
 
-    text: bool = option(True, "Rank what followed in the text")
-    rows: bool = option(True, "Rank what the target predicted elsewhere, if nodes are cheap")
+    text: bool = option(True, "Rank what followed in the text; without it, no rows either")
+    rows: bool = option(True, "Rank what the target predicted elsewhere; without a budget, only if nodes are cheap")
     pruning: str = option(
         "mass",
         "Stop drafting where the beam holds too little probability, or never (none: needs a --budget)",
@@ -127,8 +127,12 @@ def _needed_costs(p: Parts) -> LiveCosts:
 
 
 def _text(p: Parts, costs: LiveCosts, rows: bool) -> PartialMatching:
-    """The text, with rows if these are wanted and wide trees are cheap enough."""
-    return p.text(rows and costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR))
+    """The text, with rows if these are wanted and wide trees are cheap enough.
+
+    That is decided once for all lanes, which share prefixes, and not again when costs are corrected.
+    """
+    cheap = p.of_engine(("rows pay",), lambda: costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR))
+    return p.text(rows and cheap)
 
 
 def _beam(costs: LiveCosts, top_k: int) -> int:
