@@ -143,14 +143,17 @@ def _rows(seen: Observation, before: int) -> Rows:
     else:
         kept = torch.isin(ranked, seen.path)
         picked = torch.cat([picked[~kept].flip(0), picked[kept]])
-    ids = seen.topk[:, :WIDTH].cpu()[picked]
-    probabilities = seen.topk_probabilities[:, :WIDTH].cpu()[picked]
+    # One copy from the device has both.
+    bits = seen.topk_probabilities[:, :WIDTH].float().view(torch.int32)
+    both = torch.cat([seen.topk[:, :WIDTH].int(), bits], dim=1).cpu()[picked]
+    ids, bits = both.chunk(2, dim=1)
+    probabilities = bits.contiguous().view(torch.float32)
     short = WIDTH - ids.shape[1]  # a vocabulary may have fewer tokens
     return Rows(
         before,
         seen.tree.tokens.int().numpy(),
         parents.int().numpy(),
         ranked[picked].int().numpy(),
-        pad(ids, (0, short), value=-1).int().contiguous().numpy(),
-        pad(probabilities, (0, short)).float().contiguous().numpy(),
+        pad(ids, (0, short), value=-1).contiguous().numpy(),
+        pad(probabilities, (0, short)).contiguous().numpy(),
     )
