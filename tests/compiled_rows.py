@@ -12,7 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from longgraft.acceptance import draw_kernel
-from longgraft.kernels import fused_triton, tree_triton
+from longgraft.kernels import fused_triton, topk_triton, tree_triton
+from longgraft.target_model.topk import MOST_FUSED
 from longgraft.trees.padded import FIELDS, SIZES
 
 DRAWN = {"TILE": draw_kernel.TILE, "LISTED": draw_kernel.LISTED}
@@ -30,12 +31,18 @@ for size in SIZES:
     shape = {"N": size, "WIDE": -(-size // tree_triton.BITS)}
     LAUNCHES.append(("_geometry", shape | {"DOUBLINGS": (size - 1).bit_length()}, tree_triton.WARPS))
     LAUNCHES.append(("_accepted", shape | {"FIELDS": FIELDS}, tree_triton.WARPS))
-MODULES = {"_draw": draw_kernel, "_geometry": tree_triton, "_accepted": tree_triton}
+for column in (32, 64):  # 128,256 and 151,936 tokens
+    ranked = {"K": MOST_FUSED, "TILE": topk_triton.TILE, "COLUMN": column}
+    LAUNCHES.append(("_topk", ranked, topk_triton.WARPS))
+    LAUNCHES.append(("_topk", ranked | {"SHARES": None}, topk_triton.WARPS))
+MODULES = {"_draw": draw_kernel, "_geometry": tree_triton, "_accepted": tree_triton, "_topk": topk_triton}
 TYPES = {
     "ROWS": "*i64",
     "ROW_KEYS": "*i64",
     "SCRATCH": "*i32",
     "OUT": "*i64",
+    "IDS": "*i32",
+    "SHARES": "*fp32",
     "INPUTS": "*i64",
     "SCORES": "*fp32",
     "ORIGIN": "*i8",

@@ -11,13 +11,20 @@ import torch
 import torch.nn.functional as F
 from toys.configurations import random_model, tiny
 from toys.models import toy_model
+from toys.sessions import toy_prompt
 from transformers import CONFIG_MAPPING
 from transformers.models.llama import modeling_llama
 
 from longgraft.kernels.build import NotBuilt
+from longgraft.protocol.observation import Wants
+from longgraft.target_model import model as target_model
 from longgraft.target_model.fused_modules import FusedModules, differences, fused, kernels_for
+from longgraft.target_model.model import Target
 from longgraft.target_model.module_forms import ACTIVATIONS, DTYPES, NORMS, gate_of, norm_of, tables_of, turned
 from longgraft.target_model.pass_geometry import accepted, geometry
+from longgraft.target_model.passes import Segment
+from longgraft.target_model.topk import MOST_FUSED, best
+from longgraft.trees.tree import ProposalTree
 
 HALF = [torch.float32, torch.bfloat16]
 IDS = torch.arange(3, 20)[None]
@@ -47,6 +54,10 @@ class Torch:
 
     geometry = staticmethod(geometry)
     accepted = staticmethod(accepted)
+
+    def topk(self, logits, k, probabilities):
+        self.called.append(f"top {k}")
+        return best(logits, Wants(topk=k, probabilities=probabilities))
 
 
 def model_of(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
@@ -230,3 +241,29 @@ def test_kernels_that_compute_something_else_are_named(dtype):
     assert other("write", lambda write, keys, values, k, v, rows: write(keys, values, v, k, rows)) == ["written rows"]
     assert other("geometry", lambda geometry, x: geometry(x)._replace(words=-geometry(x).words)) == ["the tree's words"]
     assert other("accepted", lambda accepted, *x: (accepted(*x)[0].flip(0), accepted(*x)[1])) == ["the tree's path"]
+    assert other("topk", lambda topk, x, k, both: (topk(x, k, both)[0].flip(1), topk(x, k, both)[1])) == [
+        "top-k",
+        "top-k with probabilities",
+    ]
+    assert other("topk", lambda topk, x, k, both: topk(x if both else -x, k, both)) == ["top-k"]
+    assert other("topk", lambda topk, x, k, both: (topk(x, k, both)[0], both and topk(x, k, both)[1] * 1.0001)) == [
+        "probabilities"
+    ]
+
+
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_passes_of_a_target_with_fused_kernels_rank_by_them(probabilities, monkeypatch):
+    monkeypatch.setattr(target_model, "TOPK_ROWS", 16)
+    kernels = Torch()
+    target = Target(toy_model(), fused=FusedModules(toy_model(), kernels))
+    chain = ProposalTree.chain(torch.tensor(toy_prompt(30)))
+
+    def launches(k: int, logits: str) -> list[int]:
+        kernels.called.clear()
+        wants = Wants(topk=k, probabilities=probabilities)
+        target.run([Segment(chain, target.cache(64), logits)], wants)
+        return kernels.called
+
+    assert launches(8, "all") == ["top 8"]
+    assert launches(8, "last") == ["top 8", "top 8"]  # two blocks of rows
+    assert launches(MOST_FUSED + 1, "all") == []

@@ -78,7 +78,10 @@ def test_a_step_stays_within_its_limits_of_waits_and_launches(counts, case, meth
     """Checks toys and models of eight billion parameters."""
     step, most = counts[case][method], MOST[case, method]
     kinds = step["kinds"]
-    spent = Spent(*(kinds.get(kind, 0) for kind in ("read", "copy", "sent", "launch", "replay")), held=step["recorded"])
+    spent = Spent(
+        *(kinds.get(kind, 0) for kind in ("read", "copy", "sent", "launch", "replay")),
+        held=sum(step["recorded"].values()),
+    )
     within = all(mine <= bound for mine, bound in zip(spent, most, strict=True))
     assert within and "wait" not in kinds, f"{spent}: {step['waits']}"
 
@@ -107,6 +110,12 @@ def test_a_windowed_chunk_never_holds_the_scores_of_all_heads(counts):
 def test_plain_decoding_uses_one_named_attention_kernel_per_layer(counts, case, kernel):
     taken = {name: n for name, n in counts[case]["ar"]["operations"].items() if "attention" in name}
     assert taken == {kernel: 4}  # one per layer
+
+
+def test_the_top_k_of_a_fused_pass_is_one_launch(counts):
+    retrieval, graft_x = (counts["toy-fused"][method]["recorded"] for method in ("retrieval", "graft-x"))
+    assert retrieval["ranked"] == 1 and "topk" not in retrieval
+    assert graft_x["ranked"] == 1 and "logsumexp" not in graft_x  # with probabilities
 
 
 @pytest.mark.parametrize("case", TOYS)

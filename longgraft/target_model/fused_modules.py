@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from longgraft.kernels.build import NotBuilt
 from longgraft.kernels.module_override import Forward, ModuleOverride
+from longgraft.protocol.observation import Wants
 from longgraft.target_model.module_forms import (
     ACTIVATIONS,
     DTYPES,
@@ -31,6 +32,7 @@ from longgraft.target_model.module_forms import (
     turned,
 )
 from longgraft.target_model.pass_geometry import Geometry, accepted, geometry
+from longgraft.target_model.topk import MOST_FUSED, best
 from longgraft.trees.padded import PaddedTree
 from longgraft.trees.tree import ProposalTree
 
@@ -46,6 +48,7 @@ class Kernels(Protocol):
     def write(self, keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None: ...
     def geometry(self, inputs: Tensor) -> tuple[Tensor, ...]: ...
     def accepted(self, inputs: Tensor, words: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]: ...
+    def topk(self, logits: Tensor, k: int, probabilities: bool) -> tuple[Tensor, Tensor | None]: ...
 
 
 class FusedModules:
@@ -227,28 +230,42 @@ def differences(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> d
     written = [empty.index_copy(2, rows, new) for new in (k, -k)]
     pairs["written rows"] = torch.cat([keys, values]), torch.cat(written)
     tolerance = max(4 * torch.finfo(dtype).eps, 4e-6)
-    wrong = _different_trees(kernels, device)
-    for name, (computed, expected) in pairs.items():
-        if not torch.allclose(computed, expected, tolerance, tolerance):
-            wrong[name] = float((computed.float() - expected.float()).abs().max())
+    wrong = {}
+    for bound, some in ((tolerance, pairs), (0.0, _trees(kernels, device)), (1e-6, _ranked(kernels, device, dtype))):
+        for name, (computed, expected) in some.items():
+            computed, expected = computed.double(), expected.double()
+            if not torch.allclose(computed, expected, bound, bound):
+                wrong[name] = float((computed - expected).abs().max())
     return wrong
 
 
-def _different_trees(kernels: Kernels, device: torch.device) -> dict[str, float]:
-    """Returns what differs at all in a tree of six nodes and a walk of three: name -> by how much."""
+def _trees(kernels: Kernels, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns a tree of six nodes and a walk of three, by the kernels and by torch."""
     tree = ProposalTree.build(
         [5, 6, 7, 8, 9, 8], [-1, 0, 0, 2, 2, 3], [0.0, -0.5, -1.0, -1.5, -2.0, -2.5], [1] + [2] * 5
     )
     inputs = torch.cat([PaddedTree.pack(tree, 8).flatten(), torch.tensor([300, 310])]).to(device)
     draws = torch.tensor([7, 0, 9, 0, 4, 0, 0, 0], device=device)
     expected = geometry(inputs)
-    pairs = list(zip(Geometry._fields, kernels.geometry(inputs), expected, strict=True))
-    walks = kernels.accepted(inputs, expected.words, draws), accepted(inputs, expected.words, draws)
-    pairs += zip(("path", "kept rows"), *walks, strict=True)
+    names = [f"the tree's {name}" for name in (*Geometry._fields, "path", "kept rows")]
+    computed = *kernels.geometry(inputs), *kernels.accepted(inputs, expected.words, draws)
+    known = *expected, *accepted(inputs, expected.words, draws)
+    return dict(zip(names, zip(computed, known, strict=True), strict=True))
+
+
+def _ranked(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns the top-k of three rows whose largest logits differ, by the kernels and by torch."""
+    logits = numbers(3, 9000, dtype=dtype, seed=3).clamp(max=3)
+    logits[:, 7::1024] = 4 + (torch.arange(27) * 5 % 27).view(3, 9).to(dtype) / 8
+    logits = logits.to(device)
+    known = best(logits, Wants(topk=MOST_FUSED, probabilities=True))
+    ids, probabilities = kernels.topk(logits, MOST_FUSED, True)
+    alone, _ = kernels.topk(logits, MOST_FUSED, False)
+    assert probabilities is not None and known.probabilities is not None
     return {
-        f"the tree's {name}": float((computed.double() - known.double()).abs().max())
-        for name, computed, known in pairs
-        if not torch.equal(computed, known)
+        "top-k": (alone, known.ids),
+        "top-k with probabilities": (ids, known.ids),
+        "probabilities": (probabilities, known.probabilities),
     }
 
 

@@ -35,10 +35,11 @@ from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.fused_modules import FusedModules, Kernels
 from longgraft.target_model.hooks import decoder_output, inputs_of
 from longgraft.target_model.module_forms import cache_name
-from longgraft.target_model.passes import SHARED, Report, Segment, TopK
+from longgraft.target_model.passes import SHARED, Report, Segment
 from longgraft.target_model.positions import most_positions
 from longgraft.target_model.stateful_modules import SegmentStates, StatefulModules
 from longgraft.target_model.supported import refuse
+from longgraft.target_model.topk import TopK, best
 from longgraft.target_model.weights import sample
 
 UNBOUNDED = 1 << 30  # positions of a model whose configuration states no limit
@@ -271,7 +272,9 @@ class Target:
                 if len(rows) > 1:
                     newest = n if segment.logits == "all" else wants.queries
                     queries = {layer: recorded[:, share][:, -newest:] for layer, recorded in queries.items()}
-                topk, probabilities = self._topk_of(segment, segment_logits, final, wants)
+                topk = probabilities = None
+                if wants.topk:
+                    topk, probabilities = self._topk_of(segment, segment_logits, final, wants)
                 inputs = {layer: states[0, share] for layer, states in hidden.items()}
                 last_states = final if wants.final else None
                 reports.append(Report(segment_logits, topk, inputs, last_states, queries, probabilities))
@@ -301,11 +304,9 @@ class Target:
 
     def _topk_of(self, segment: Segment, logits: Tensor, final: Tensor | None, wants: Wants) -> TopK:
         """Returns the ranked nodes' top-k, from the logits, or from the final states [n, H] if fewer logits exist."""
-        if not wants.topk:
-            return TopK(None, None)
         ranked = slice(None) if segment.ranked is None else sent(segment.ranked, self.device)
         if segment.logits == "all":
-            return best(logits[ranked], wants)
+            return best(logits[ranked], wants, self.fused_kernels)
         assert final is not None
         return self._topk(final[ranked], wants)
 
@@ -347,8 +348,8 @@ class Target:
         """Returns the top-k of hidden states [n, H]."""
         # Soft-caps and scales keep the order, but not the probabilities.
         logits = self.logits if wants.probabilities else self.head
-        parts = [best(logits(block), wants) for block in hidden.split(TOPK_ROWS)]
-        ids = torch.cat([part.ids for part in parts if part.ids is not None])
+        parts = [best(logits(block), wants, self.fused_kernels) for block in hidden.split(TOPK_ROWS)]
+        ids = torch.cat([part.ids for part in parts])
         probabilities = [part.probabilities for part in parts if part.probabilities is not None]
         return TopK(ids, torch.cat(probabilities) if probabilities else None)
 
@@ -376,11 +377,3 @@ class Target:
     def inputs_of(self, indices: tuple[int, ...]) -> AbstractContextManager[dict[int, Tensor]]:
         """Yields the inputs [B, n, H] of these layers: transformers' hidden_states[index]."""
         return inputs_of(self.layers if indices else nn.ModuleList(), indices, self.name)
-
-
-def best(logits: Tensor, wants: Wants) -> TopK:
-    """Returns the wanted K best ids of logits [n, V], best first, and their probabilities if these are wanted."""
-    values, ids = logits.topk(min(wants.topk, logits.shape[-1]), dim=-1)
-    if not wants.probabilities:
-        return TopK(ids.int(), None)
-    return TopK(ids.int(), (values.float() - logits.float().logsumexp(-1, keepdim=True)).exp())

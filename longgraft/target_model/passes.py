@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -86,13 +86,6 @@ class Runner(Protocol):
 Shared = Callable[[Runner, Sequence[Any], Any], "list[Any]"]
 SHARED: ContextVar[Shared | None] = ContextVar("longgraft_shared_passes", default=None)
 """Runs a pass together with those of other callers that wait; None: each caller runs its own passes."""
-
-
-class TopK(NamedTuple):
-    """The most probable next tokens of n rows; None for what is not wanted."""
-
-    ids: Tensor | None  # [n, K] int32, best first
-    probabilities: Tensor | None  # [n, K] float32
 
 
 @dataclass(frozen=True, eq=False)

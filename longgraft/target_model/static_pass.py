@@ -19,9 +19,10 @@ from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache, index_copy
 from longgraft.target_model.attention_interface import PassContext
 from longgraft.target_model.hooks import decoder_output
-from longgraft.target_model.model import Target, best
+from longgraft.target_model.model import Target
 from longgraft.target_model.pass_geometry import NUMBERS, Geometry, accepted, geometry
 from longgraft.target_model.passes import Report
+from longgraft.target_model.topk import best
 from longgraft.trees.padded import FIELDS, PaddedTree, Tree
 from longgraft.trees.tree import ProposalTree
 
@@ -93,7 +94,7 @@ class StaticPass:
         logits = out.logits[0]
         topk = probabilities = None
         if self.wants.topk:
-            topk, probabilities = best(logits, self.wants)
+            topk, probabilities = best(logits, self.wants, kernels)
         hidden = {layer: rows[0] for layer, rows in hidden.items()}
         return Report(logits, topk, hidden, last.get("hidden"), {}, probabilities), given
 

@@ -28,9 +28,11 @@ from longgraft.engine.lane import Lane
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
+from longgraft.protocol.observation import Wants
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.target_model import fused_modules, pass_geometry
 from longgraft.target_model.model import Target
+from longgraft.target_model.topk import best
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
 
@@ -122,7 +124,7 @@ CASES = (
         "toy-recorded": Case(
             toy, TOY_HEAD, torch.bfloat16, ("ar", "eagle3", "graft", "graft-x", "retrieval"), recorded=True
         ),
-        "toy-fused": Case(toy, TOY_HEAD, torch.bfloat16, ("ar",), recorded=True, fused=True),
+        "toy-fused": Case(toy, TOY_HEAD, torch.bfloat16, ("ar", "retrieval", "graft-x"), recorded=True, fused=True),
     }
     | {  # few steps, because these models are deep; regions are recorded by the second step
         name: Case(*shapes, torch.bfloat16, prompt=300, steps=2) for name, shapes in EIGHT.items()
@@ -178,10 +180,10 @@ ANSWERS: dict[str, Answer] = {
 
 
 class Recorded:
-    """A recorder that refuses regions a capture would refuse; `launches` counts the launches of all replays."""
+    """A recorder that refuses regions a capture would refuse; `launches` counts the launches of all replays by name."""
 
     def __init__(self, device: Pretend) -> None:
-        self.device, self.launches = device, 0
+        self.device, self.launches = device, Counter[str]()
 
     def __call__(self, region: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         region()
@@ -192,7 +194,7 @@ class Recorded:
 
         def replay() -> None:
             self.device.note("replay", "graph")
-            self.launches += len(held)
+            self.launches.update(event.name for event in held)
 
         return replay, made
 
@@ -226,7 +228,10 @@ class Fused:
     def accepted(self, *given: Tensor) -> tuple[Tensor, ...]:
         return self._as("accepted", pass_geometry.accepted, *given)
 
-    def _as(self, name: str, torchs: Callable[..., tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+    def topk(self, logits: Tensor, k: int, probabilities: bool) -> tuple[Tensor, ...]:
+        return self._as("ranked", best, logits, Wants(topk=k, probabilities=probabilities))
+
+    def _as(self, name: str, torchs: Callable[..., Any], *given: Any) -> tuple[Tensor, ...]:
         """Notes one launch for what torch computes in several."""
         begin = len(self.device.log)
         made = torchs(*given)
@@ -262,7 +267,7 @@ def counted(device: Pretend, case: Case, pair: tuple[Target, Eagle3Network], met
     for _ in range(-(-case.prompt // CHUNK) + case.steps):
         log += device.log
         device.log.clear()
-        recorder.launches = 0
+        recorder.launches.clear()
         step = request.step()
         assert step is not None
     last = list(device.log)
