@@ -168,6 +168,16 @@ def _frames() -> Iterator[Any]:
         frame = frame.f_back
 
 
+class StreamEvent:
+    """An event of a stream that is never over when the host asks, as where the host is fast."""
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return False
+
+
 def pretend(answers: dict[str, Answer] | None = None) -> Pretend:
     """Makes this process believe that it has a GPU; to be called once."""
     ctypes.CDLL(str(_guard()))
@@ -179,6 +189,7 @@ def pretend(answers: dict[str, Answer] | None = None) -> Pretend:
     cuda.get_device_capability, cuda.get_device_name = lambda *_: (9, 0), lambda *_: "pretend"
     cuda.mem_get_info = lambda *_: (120 << 30, 140 << 30)
     cuda.synchronize = lambda *_: device.note("wait", "synchronize")
+    cuda.Event = StreamEvent
     for name in ("max_memory_allocated", "reset_peak_memory_stats"):
         setattr(cuda, name, lambda *_, name=name: device.note("statistics", name) and 0)
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") copies from the host
