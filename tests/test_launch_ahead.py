@@ -1,4 +1,4 @@
-"""With recordings the next pass is launched before the host turns to what the device need not wait for."""
+"""A recorded pass is launched before the host makes text of the step before it."""
 
 from __future__ import annotations
 

@@ -18,8 +18,6 @@ from longgraft.serve.options import KEY_VARIABLE, Replicas, Serving
 serving = typer.Typer()
 
 KEPT = 4.0  # GiB of the prefix cache: an editor sends the same file again and again
-
-
 EXAMPLE = "longgraft serve qwen2.5-coder-0.5b --port 8012"
 
 

@@ -164,13 +164,12 @@ class Verifier:
 
         @torch.inference_mode()
         def finish() -> Observation:
-            # Then the time is not the pass's, but that of what the host did since.
-            waited_for_host = done is not None and done.query()
+            over = done is not None and done.query()
             with self.clock.part("accept"):
                 host, nodes, path, next_token = fixed.unpack(record, tree)
                 self.cache.length += len(path)
             seconds = self.clock.now(wait=False) - since
-            if waited_for_host:
+            if over:  # then this is the time of what the host did meanwhile
                 seconds = 0.0
             # Copied, because the next pass overwrites these tensors.
             topk = _copied(report.topk, nodes)
