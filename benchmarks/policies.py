@@ -358,7 +358,12 @@ def explain(
     method: str = "graft-x-text",
 ) -> None:
     """Print what decided each step of one answer: the text's probability, a node's price, and the credit."""
-    answer = RecordedAnswer.load(answers)[number]
+    known = RecordedAnswer.load(answers)
+    if not 0 <= number < len(known):
+        raise typer.BadParameter(f"{answers} has {len(known)} answers, and --number is {number}; the first one is 0.")
+    if machine not in MACHINES:
+        raise typer.BadParameter(f"No machine is named {machine}. Known: {', '.join(MACHINES)}.")
+    answer = known[number]
     bench = Bench(MACHINES[machine], rows=lambda answer: RecordedRows.load(answer.rows_beside(answers)))
     proposer, budget = bench.proposer(method)
     if not isinstance(proposer, Controller):

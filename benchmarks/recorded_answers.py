@@ -41,7 +41,7 @@ class RecordedAnswer:
 
     def rows_beside(self, path: Path) -> Path:
         """Returns the file of its rows (`benchmarks.recorded_rows`), if there are any, beside a file of answers."""
-        return path.with_suffix(".rows") / f"{digest(self.suite + self.id)[:16]}.npz"
+        return path.with_suffix(".rows") / f"{digest(self.suite + self.id)}.npz"
 
     @classmethod
     def load(cls, path: Path) -> list[RecordedAnswer]:

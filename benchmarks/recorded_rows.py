@@ -129,10 +129,11 @@ def recorded(session: Session, prompt: Sequence[int], new: int, nodes: int) -> t
             strict=True,
         ):
             rows[keys[place]] = ids, probabilities
-        following = (
-            prompt[cache.length] if cache.length < len(prompt) else int(report.topk[0 if not prompting else -1, 0])
-        )
-        if cache.length >= len(prompt):
+        if cache.length < len(prompt):
+            following = prompt[cache.length]
+        else:
+            last_kept = -1 if prompting else 0
+            following = int(report.topk[last_kept, 0])
             answer.append(following)
         memory.observe(
             Observation(

@@ -9,11 +9,13 @@ import pytest
 import torch
 from toys.levels import stop_without_kernels
 from toys.models import toy_target
-from toys.sessions import toy_parts
+from toys.oracle import plain
+from toys.sessions import toy_parts, toy_prompt, toy_session
 
 from benchmarks.policies import Bench, replayed
 from benchmarks.recorded_answers import RecordedAnswer
-from benchmarks.recorded_rows import RecordedRows
+from benchmarks.recorded_rows import RecordedRows, recorded
+from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.kernels.build import NotBuilt
 from longgraft.memories.continuations import WIDTH, compiled
@@ -200,6 +202,16 @@ def test_rows_can_be_left_out():
     for method in ("graft-x-text+rows=false", "graft-x-text"):
         proposer = build(method, toy_parts())
         assert any(memory.wants.topk for memory in proposer.memories) == (method == "graft-x-text")
+
+
+def test_a_recording_has_the_greedy_answer_and_a_row_for_each_of_its_tokens():
+    prompt = toy_prompt(60)
+    answer, found = recorded(toy_session("ar"), prompt, 6, 20)
+    assert answer == plain("llama", 60, 6, Sampling())
+    for place in range(5):
+        ids, _ = found.rows[len(prompt) + place, ()]
+        assert ids[0] == answer[place + 1]
+    assert any(path for _, path in found.rows)  # nodes that the answer does not follow
 
 
 def test_recorded_rows_save_steps_on_the_bench_and_survive_their_file(tmp_path):
