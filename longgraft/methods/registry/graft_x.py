@@ -155,7 +155,7 @@ METHODS: tuple[Method, ...] = (
     ),
     Method(
         "graft-x-text",
-        "graft-x without a drafter: what followed in the text",
+        "graft-x without a drafter: what followed in the text, and what the target predicted",
         PAPER,
         text_ranked,
         adaptive=text_controlled,
