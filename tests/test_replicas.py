@@ -316,11 +316,13 @@ def test_metrics_carry_the_replica():
         "# HELP longgraft:num_requests_running R.\n# TYPE longgraft:num_requests_running gauge\n"
         'longgraft:num_requests_running{model_name="toy"} '
     )
-    response = asked(Handle(metrics=[("one", text + "2\n"), ("two", text + "3\n"), DIED]), "GET", "/metrics")
+    handle = Handle(metrics=[("one", text + "2\n"), ("two", text + "3\n"), DIED])
+    response = asked(handle, "GET", "/metrics", {"Accept": "application/openmetrics-text;version=1.0.0"})
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     for replica, count in (("one", 2), ("two", 3)):
         assert f'longgraft:num_requests_running{{model_name="toy",replica="{replica}"}} {count}.0\n' in response.text
     assert response.text.count("# TYPE longgraft:num_requests_running") == 1
-    assert metric(response.text, "front_replicas") == 2
+    assert metric(response.text, "front_replicas") == 2 and "_created" not in response.text
 
 
 class Here:
