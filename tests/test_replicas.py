@@ -296,6 +296,8 @@ def test_the_front_controls_access():
     options = {"api_key": "zaphod", "cors": ("https://a.example",), "max_body": 1}
     assert asked(handle, **options).status_code == 401 and not handle.calls
     key = {"Authorization": "Bearer zaphod"}
+    stale = {"Authorization": "Bearer stale", "X-Api-Key": "zaphod"}
+    assert asked(Handle(Answer(JSON, b"{}")), headers=stale, **options).status_code == 200
     assert asked(handle, headers={"Host": "b.example", **key}, **options).status_code == 403
     assert asked(handle, headers={"Origin": "https://b.example", **key}, **options).status_code == 403
     response = asked(handle, headers={"Origin": "https://a.example", **key}, **options)

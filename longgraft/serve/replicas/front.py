@@ -91,7 +91,7 @@ def make_front(handle: Any, name: str, options: Serving) -> FastAPI:
         return exposition(forward.counts.together(await forward.ask_all("metrics")))
 
     app.mount("/", forward)
-    app.add_middleware(Sender)
+    app.add_middleware(Sender, api_key=options.api_key)
     guard(app, options)
     return app
 
