@@ -17,6 +17,20 @@ from longgraft.serve.options import Serving
 PROMPT = "def total(xs):\n    return sum(xs)\n\n" * 8
 
 
+# Formats that clients ask for: Prometheus 2.53, 3.x and 3.x with legacy names, and clients of OpenMetrics.
+ACCEPTED = (
+    "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+    *(
+        f"application/openmetrics-text;version=1.0.0;escaping={names};q=0.6,application/openmetrics-text;version=0.0.1;"
+        f"q=0.5,text/plain;version=1.0.0;escaping={names};q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+        for names in ("allow-utf-8", "underscores", "dots", "values")
+    ),
+    "application/openmetrics-text",
+    "text/plain;version=1.0.0;escaping=dots",
+)
+
+
 def counted(*bodies: dict[str, Any], session: Session | None = None) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Returns ({sample and labels: value}, completions) of a server that first answers `bodies`, then /metrics."""
 
@@ -86,6 +100,21 @@ def test_failed_requests_are_counted_and_refused_ones_are_not():
     found, (failed,) = counted({"prompt": PROMPT, "max_tokens": 4}, session=session)
     assert "error" in failed and found["request_failures_total"] == 1
     assert "request_success_total{finished_reason=length}" not in found
+
+
+@pytest.mark.parametrize("accept", ACCEPTED)
+def test_names_keep_their_colon_in_each_format_that_a_client_asks_for(accept):
+    async def ask(http):
+        await http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 4})
+        return await http.get("/metrics", headers={"Accept": accept})
+
+    response = asking(ask)
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    found = list(families(response.text))
+    names = [family.name for family in found if not family.name.startswith("process_")]
+    assert len(names) == len(set(names)) > 10 and all(name.startswith("longgraft:") for name in names)
+    assert "unknown" not in {family.type for family in found}
+    assert not any(sample.name.endswith("_created") for family in found for sample in family.samples)
 
 
 def test_a_gateway_reads_the_names_and_gauges_that_it_knows():

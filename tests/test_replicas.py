@@ -296,6 +296,8 @@ def test_the_front_controls_access():
     options = {"api_key": "zaphod", "cors": ("https://a.example",), "max_body": 1}
     assert asked(handle, **options).status_code == 401 and not handle.calls
     key = {"Authorization": "Bearer zaphod"}
+    stale = {"Authorization": "Bearer stale", "X-Api-Key": "zaphod"}
+    assert asked(Handle(Answer(JSON, b"{}")), headers=stale, **options).status_code == 200
     assert asked(handle, headers={"Host": "b.example", **key}, **options).status_code == 403
     assert asked(handle, headers={"Origin": "https://b.example", **key}, **options).status_code == 403
     response = asked(handle, headers={"Origin": "https://a.example", **key}, **options)
@@ -316,11 +318,13 @@ def test_metrics_carry_the_replica():
         "# HELP longgraft:num_requests_running R.\n# TYPE longgraft:num_requests_running gauge\n"
         'longgraft:num_requests_running{model_name="toy"} '
     )
-    response = asked(Handle(metrics=[("one", text + "2\n"), ("two", text + "3\n"), DIED]), "GET", "/metrics")
+    handle = Handle(metrics=[("one", text + "2\n"), ("two", text + "3\n"), DIED])
+    response = asked(handle, "GET", "/metrics", {"Accept": "application/openmetrics-text;version=1.0.0"})
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     for replica, count in (("one", 2), ("two", 3)):
         assert f'longgraft:num_requests_running{{model_name="toy",replica="{replica}"}} {count}.0\n' in response.text
     assert response.text.count("# TYPE longgraft:num_requests_running") == 1
-    assert metric(response.text, "front_replicas") == 2
+    assert metric(response.text, "front_replicas") == 2 and "_created" not in response.text
 
 
 class Here:

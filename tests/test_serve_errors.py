@@ -12,6 +12,7 @@ from longgraft.serve.options import Serving
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PUBLIC = "/", "/health", "/v1/health", "/live"  # these paths need no key
+PATHS = COMPLETIONS, CHAT, "/v1/responses", "/v1/messages", "/infill", "/completion", "/tokenize"
 JSON = {"Content-Type": "application/json"}
 HELLO = [{"role": "user", "content": "hello"}]
 KINDS = {
@@ -322,6 +323,26 @@ def test_requests_without_the_api_key_are_refused(capsys):
 
     asking(beyond_ascii, api_key="sécret")
     assert secret not in repr(Serving(api_key=secret))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("Authorization", "Bearer stale"), ("X-Api-Key", "zaphod")],
+        [("Authorization", "Bearer"), ("X-Api-Key", "zaphod")],
+        [("Authorization", "bearer "), ("x-api-key", "zaphod")],
+        [("Authorization", "Basic zaphod"), ("X-Api-Key", "zaphod")],
+        [("Authorization", "BEARER zaphod"), ("X-Api-Key", "stale")],
+        [("X-Api-Key", "stale"), ("X-Api-Key", "zaphod")],
+        [("Authorization", "Bearer stale"), ("Authorization", "Bearer zaphod")],
+    ],
+)
+def test_one_right_key_among_those_sent_is_enough_in_each_api(headers):
+    async def ask(http):
+        return {path: (await http.post(path, json={}, headers=headers)).status_code for path in PATHS}
+
+    assert asking(ask, api_key="zaphod") == dict.fromkeys(PATHS, 400)
+    assert asking(ask, api_key="another") == dict.fromkeys(PATHS, 401)
 
 
 def test_every_path_but_the_public_ones_needs_the_api_key():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import SplitResult, urlsplit
 
@@ -44,7 +44,7 @@ class Guard:
             self._check_host(headers.get("host", ""))
             self._check_origin(headers.get("origin"), headers.get("host", ""))
             if scope["path"] not in PUBLIC_PATHS:
-                self._check_key(sent_key(headers))
+                self._check_key(sent_key(headers, self.options.api_key))
             self._check_length(headers)
         except ApiError as error:
             return await error.response()(scope, receive, send)
@@ -79,10 +79,7 @@ class Guard:
 
     def _check_key(self, sent: str) -> None:
         key = self.options.api_key
-        if key is None:
-            return
-        # The comparison takes constant time, so that it does not reveal how many bytes are right.
-        if not hmac.compare_digest(sent.encode("latin-1"), key.encode()):
+        if key is not None and not _same_key(sent, key):
             message = "This server needs an API key. Send it as `Authorization: Bearer KEY`."
             if sent:
                 message = "The API key is wrong. Send the server's as `Authorization: Bearer KEY`."
@@ -153,13 +150,14 @@ class Sender:
     It answers HEAD as GET; the HTTP server leaves out the body.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, api_key: str | None) -> None:
         self.app = app
+        self._api_key = api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            key = sent_key(headers)
+            key = sent_key(headers, self._api_key)
             client = ""
             if key:
                 client = hashlib.sha256(key.encode()).hexdigest()
@@ -170,12 +168,27 @@ class Sender:
         await self.app(scope, receive, send)
 
 
-def sent_key(headers: Mapping[str, str]) -> str:
-    """Returns the API key of a request; "" if it has none."""
-    scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return bearer.strip()
-    return headers.get("x-api-key", "")
+def sent_key(headers: Headers, right: str | None) -> str:
+    """Returns the API key of a request: the right one if it was sent, otherwise the first; "" if it has none.
+
+    Claude Code may send an old token as Bearer beside the key in X-Api-Key.
+    """
+    keys = []
+    for value in headers.getlist("authorization"):
+        scheme, _, bearer = value.partition(" ")
+        if scheme.lower() == "bearer":
+            keys.append(bearer.strip())
+    keys += headers.getlist("x-api-key")
+    chosen = ""
+    for key in filter(None, keys):
+        if not chosen or (right is not None and _same_key(key, right)):
+            chosen = key
+    return chosen
+
+
+def _same_key(sent: str, key: str) -> bool:
+    """Compares in constant time, so that the time does not reveal how many bytes are right."""
+    return hmac.compare_digest(sent.encode("latin-1"), key.encode())
 
 
 def _split(url: str, header: str) -> SplitResult:

@@ -52,7 +52,7 @@ def make_app(session: Session, options: Serving | None = None, guarded: bool = T
     install_handlers(app)
     for module in ROUTERS:
         app.include_router(module.router(state))
-    app.add_middleware(Sender)
+    app.add_middleware(Sender, api_key=options.api_key)
     if guarded:
         guard(app, options)
     return app

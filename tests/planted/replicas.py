@@ -76,7 +76,7 @@ MUTATIONS = (
     Mutation(
         "the front refuses HEAD",
         "make_front",
-        "    app.add_middleware(Sender)\n",
+        "    app.add_middleware(Sender, api_key=options.api_key)\n",
         "",
         "test_replicas.py::test_the_front_answers_head_like_get_without_a_body",
     ),

@@ -118,7 +118,7 @@ MUTATIONS = (
     Mutation(
         "HEAD is refused",
         "make_app",
-        "    app.add_middleware(Sender)\n",
+        "    app.add_middleware(Sender, api_key=options.api_key)\n",
         "",
         "test_serve_stalls.py::test_every_path_that_takes_get_answers_head_without_a_body",
     ),

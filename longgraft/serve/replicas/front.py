@@ -13,10 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastapi import FastAPI, Header
+from fastapi import FastAPI
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
@@ -31,6 +30,7 @@ from longgraft.serve.options import Serving
 from longgraft.serve.refusals import Busy, Closing
 from longgraft.serve.replicas.prefix_routes import blocks_of
 from longgraft.serve.replicas.replica import ForwardedCall, Head, Unfit
+from longgraft.serve.routes.metrics import exposition
 from longgraft.serve.served_request import TOKENS, Tokens
 from longgraft.serve.streaming import EVENTS, NAMED_EVENTS, ONLY_DATA, OPENAI_EVENTS, EventForm, cancelled_on_disconnect
 
@@ -86,13 +86,12 @@ def make_front(handle: Any, name: str, options: Serving) -> FastAPI:
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=Response)
-    async def metrics(accept: str = Header("")) -> Response:
+    async def metrics() -> Response:
         """Returns the metrics of all replicas, each with the label replica, and the front's own."""
-        encode, kind = choose_encoder(accept)
-        return Response(encode(forward.counts.together(await forward.ask_all("metrics"))), media_type=kind)
+        return exposition(forward.counts.together(await forward.ask_all("metrics")))
 
     app.mount("/", forward)
-    app.add_middleware(Sender)
+    app.add_middleware(Sender, api_key=options.api_key)
     guard(app, options)
     return app
 
@@ -285,7 +284,7 @@ class FrontCounts:
         )
         self._replicas = Gauge(prefix + "front_replicas", "Replicas that sent their metrics.", registry=self._own)
 
-    def together(self, texts: Sequence[tuple[str, str]]) -> Families:
+    def together(self, texts: Sequence[tuple[str, str]]) -> list[Metric]:
         """Returns these metrics, as (replica, text), and the front's own."""
         self._replicas.set(len(texts))
         families: dict[str, Metric] = {}
@@ -294,11 +293,4 @@ class FrontCounts:
                 merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
                     merged.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
-        return Families([*families.values(), *self._own.collect()])
-
-
-class Families(list[Metric]):
-    """Families of metrics, as an encoder of prometheus_client takes them."""
-
-    def collect(self) -> list[Metric]:
-        return self
+        return [*families.values(), *self._own.collect()]

@@ -6,12 +6,13 @@ A watcher of all requests counts in the decoding thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter
 from fastapi.responses import Response
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from longgraft.engine.step import Step
 from longgraft.serve.served_request import End, ServedRequest
@@ -31,12 +32,32 @@ def router(state: State) -> APIRouter:
     state.worker.watchers.append(counts)
 
     @routes.get("/metrics", response_class=Response)
-    def metrics(accept: str = Header("")) -> Response:
+    def metrics() -> Response:
         """Returns all metrics since the server started, for Prometheus."""
-        encode, kind = choose_encoder(accept)
-        return Response(encode(counts.registry), media_type=kind)
+        return exposition(counts.registry.collect())
 
     return routes
+
+
+class Families(Collector):
+    """Families of metrics without the times at which their counters were made, which nothing reads."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._families:
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
+
+
+def exposition(families: Iterable[Metric]) -> Response:
+    """Returns the metrics in Prometheus' text format 0.0.4, whatever format the client would rather have.
+
+    In OpenMetrics, prometheus_client 0.26 writes samples without the colon of their family's name.
+    """
+    encode, kind = choose_encoder("")
+    return Response(encode(Families(families)), media_type=kind)
 
 
 class RequestMetrics:
