@@ -9,7 +9,7 @@ from toys.served import asking
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
 CODE = "context_length_exceeded"
-LONG = "a" * 700  # each character is a token, and the model has 512 positions
+LONG = "a" * 1700  # each character is a token, and the model has 512 positions
 
 
 def said(text: str) -> list[dict[str, str]]:
@@ -33,7 +33,7 @@ def refused(path: str, body: dict, stream: bool = False, **options) -> dict:
     [
         (COMPLETIONS, {"prompt": LONG}, "prompt"),
         (COMPLETIONS, {"prompt": ["a", LONG]}, "prompt"),
-        (COMPLETIONS, {"prompt": [1] * 512}, "prompt"),
+        (COMPLETIONS, {"prompt": [1] * 1512}, "prompt"),
         (CHAT, {"messages": said(LONG)}, "messages"),
         (RESPONSES, {"input": LONG}, "input"),
         (RESPONSES, {"input": "a", "instructions": LONG}, "input"),
@@ -51,7 +51,7 @@ def test_an_overflow_has_openais_words(path, body, param, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("text, tokens", [(LONG, 705), ("a" * 1_200_000, None)])
+@pytest.mark.parametrize("text, tokens", [(LONG, 1705), ("a" * 1_200_000, None)])
 def test_an_overflow_has_anthropics_words(text, tokens, stream):
     error = refused(MESSAGES, {"messages": said(text), "max_tokens": 9}, stream)
     assert (error["type"], error["param"]) == ("invalid_request_error", "messages")
