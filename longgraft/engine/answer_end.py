@@ -22,6 +22,7 @@ class AnswerEnd:
     Attributes:
         limit: As above.
         reason: Why the answer has ended; None while it goes on.
+        stopped_by: The stop string or the stop token that ended it; None if none did.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class AnswerEnd:
     ) -> None:
         self.limit = limit
         self.reason: FinishReason | None = None
+        self.stopped_by: str | int | None = None
         self._end_tokens = frozenset(end_tokens)
         self._last_tokens = self._end_tokens | frozenset(stop_tokens)
         self._detokenizer = detokenizer
@@ -61,6 +63,8 @@ class AnswerEnd:
         last = next((place for place, token in enumerate(new) if token in self._last_tokens), None)
         if last is not None:
             self.reason = "eos" if new[last] in self._end_tokens else "stop"
+            if self.reason == "stop":
+                self.stopped_by = new[last]
             new = new[: last + 1]
         elif emitted + len(new) >= self.limit:
             self.reason = "length"
@@ -82,4 +86,6 @@ class AnswerEnd:
             pieces.append(detokenizer.finish())
             if detokenizer.stopped:  # the held-back last bytes may complete a stop string
                 self.reason = "stop"
+        if detokenizer.stopped:
+            self.stopped_by = detokenizer.stopped_by
         return new, "".join(pieces)

@@ -41,11 +41,16 @@ class Detokenizer:
             self._until = re.compile(stop_until)
         self.text = ""  # all text so far, up to a stop string
         self.given = 0  # characters returned
-        self.stopped = False
+        self.stopped_by: str | None = None  # the stop string that ended the text
         self._window = self._context(prompt)
         self._texts = len(self._window)  # ids of the window that need not be kept once others have text
         self._shown = len(self._decode(self._window))  # characters of the window's text that need not be added
         self._unfinished = 0  # tokens since the text last ended with a whole character
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string has ended the text."""
+        return self.stopped_by is not None
 
     def push(self, ids: Sequence[int]) -> str:
         """Takes new tokens and returns new text, possibly none yet.
@@ -126,23 +131,24 @@ class Detokenizer:
         return piece
 
     def _append(self, piece: str) -> None:
-        """Adds text, and cuts it at the first stop string that counts."""
+        """Adds text, and cuts it at the first stop string that counts: of several at one place, the shortest."""
         begin = len(self.text)
         self.text += piece
-        end = len(self.text)
+        found = []
         for stop in self.stop:
             place = stop.place(piece)
             if place is not None:
-                end = min(end, begin + place)
+                found.append((begin + place, len(stop.string), stop.string))
+        end, _, first = min(found, default=(len(self.text), 0, None))
         until = None
         if self._until is not None:
             until = self._until.search(self.text, max(0, begin - LOOKBACK))
         if until is not None and until.start() <= end:
             self.stop = []
             self._until = None
-        elif end < len(self.text):
+        elif first is not None:
             self.text = self.text[:end]
-            self.stopped = True
+            self.stopped_by = first
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

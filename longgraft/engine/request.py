@@ -113,6 +113,11 @@ class Request:
         return self._finish
 
     @property
+    def stopped_by(self) -> str | int | None:
+        """The stop string or the stop token that ended the answer; None if none did."""
+        return self._answer_end.stopped_by
+
+    @property
     def stats(self) -> Stats:
         """Costs and acceptance so far."""
         difference = None

@@ -10,12 +10,13 @@ class StopString:
     whatever the string's length is.
 
     Attributes:
+        string: The stop string.
         matched: Length of the string's longest beginning that the text ends with.
     """
 
     def __init__(self, string: str) -> None:
         self.matched = 0
-        self._string = string
+        self.string = string
         # By matched characters: how many stay matched if the next one of the text is another than the string's; -1:
         # none, and the next one begins no match either.
         self._kept = [-1]
@@ -26,7 +27,7 @@ class StopString:
 
         A place below 0 is one in the text before.
         """
-        string = self._string
+        string = self.string
         end = 0
         while end < len(piece):
             if self.matched == 0:
@@ -44,7 +45,7 @@ class StopString:
 
     def _grow_to(self, matched: int) -> None:
         """Makes the table reach to this number of matched characters."""
-        string = self._string
+        string = self.string
         while len(self._kept) <= matched:
             char = string[len(self._kept)]
             if string[self._border] == char:

@@ -15,7 +15,7 @@ from longgraft.acceptance.sampling import CONSTRAINTS, Sampling
 from longgraft.completion.prompt.next_edit import current_window
 from longgraft.completion.snippets import Cursor
 from longgraft.engine.generation_request import GenerationRequest
-from longgraft.engine.text_length import PER_TOKEN
+from longgraft.engine.text_length import PER_TOKEN, least_tokens
 from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import AnswerRequest, ChatRequest, CompletionRequest
@@ -82,7 +82,7 @@ def plain_prompt(state: State, prompt: str | list[int], policy: str) -> Generati
 def _plain_ids(state: State, prompt: str | list[int], policy: str) -> list[int]:
     with client_errors("prompt"):
         if isinstance(prompt, str):
-            state.check_length(prompt, state.max_prompt_tokens)
+            state.check_length(prompt, "prompt")
         ids = state.session.encode(prompt)
     if not isinstance(prompt, str) or policy == "allow":
         return ids
@@ -141,7 +141,7 @@ def prepared(
     constraint_field = next(iter(body.constraints()), None)
     if tool_calls:
         constraint_field = "tools"
-    new_tokens = state.new_tokens(requested.ids, limit)
+    new_tokens = state.new_tokens(requested.ids, limit, body.prompt_field)
     client = client_of(state, body)
     if predicted is None:
         predicted = prediction_ids(state, body)
@@ -211,7 +211,7 @@ def chat(state: State, body: ChatRequest, most: int = 0) -> Encoded:
     """
     text, pieces = chat_text(state, body)
     tokenizer = state.need_template("messages")
-    state.check_length(text, max(most, state.max_prompt_tokens))
+    state.check_length(text, "messages", most)
     if pieces is None:
         ids = state.ids(text, "messages")
     else:
@@ -319,14 +319,17 @@ def prediction_ids(state: State, body: AnswerRequest) -> list[int]:
 
     Raises ApiError if no answer could be as long.
     """
+    least = 0
+    ids = list[int]()
     with client_errors("prediction"):
         if body.prediction_text:
-            state.check_length(body.prediction_text, state.positions, "prediction")
-        ids = list(chain.from_iterable(state.session.predicted(body.prediction_text)))
-    if len(ids) > state.positions:
+            least = least_tokens(state.need_tokenizer("prediction"), body.prediction_text, state.positions)
+        if least <= state.positions:
+            ids = list(chain.from_iterable(state.session.predicted(body.prediction_text)))
+    if max(least, len(ids)) > state.positions:
         raise ApiError(
             400,
-            f"The prediction has {len(ids):,} tokens, and no answer here has more than "
+            f"The prediction has {max(least, len(ids)):,} tokens or more, and no answer here has more than "
             f"{state.positions:,}. Shorten it.",
             "prediction",
         )

@@ -64,11 +64,13 @@ class End:
             `ServedRequest.complete`.
         stats: Costs and acceptance.
         queued: Seconds in the queue.
+        stopped_by: The stop string, or the special token of one, that ended the answer; None if none did.
     """
 
     reason: FinishReason | Literal["time", "cut"]
     stats: Stats = field(default_factory=Stats)
     queued: float = 0.0
+    stopped_by: str | int | None = None
 
 
 class Watcher(Protocol):

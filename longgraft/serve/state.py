@@ -17,6 +17,7 @@ from longgraft.engine.token_bytes import TokenBytes
 from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.encoding_pool import EncodingPool
 from longgraft.serve.formats.errors import ApiError
+from longgraft.serve.formats.prompt_too_long import Overflow, PromptTooLong
 from longgraft.serve.options import Serving
 from longgraft.serve.served_request import ServedRequest
 from longgraft.serve.special_tokens import SpecialTokens
@@ -114,19 +115,18 @@ class State:
             ]
         )
 
-    def check_length(self, text: str, most: int, param: str = "prompt") -> None:
-        """Raises ApiError about this field if a text surely has more tokens than `most`.
+    def check_length(self, text: str, param: str, counted: int = 0) -> None:
+        """Raises PromptTooLong about this field if a text surely has more tokens than a prompt may have.
 
         It takes only as long as encoding so many tokens.  A text that passes may still have more.
+
+        Args:
+            counted: Most tokens that are counted, if they may be more than those of a prompt.
         """
+        most = max(counted, self.max_prompt_tokens)
         least = least_tokens(self.need_tokenizer(param), text, most)
         if least > most:
-            raise ApiError(
-                400,
-                f"The {param} has at least {least:,} tokens, and {most:,} are taken here. Shorten it.",
-                param,
-                "context_length_exceeded",
-            )
+            raise PromptTooLong(Overflow(least, self.max_prompt_tokens, self.positions, partly=True), param)
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError about this field if an id is not in the vocabulary."""
@@ -156,19 +156,13 @@ class State:
             return ""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def new_tokens(self, ids: Sequence[int], requested: int | None, param: str = "prompt") -> int:
+    def new_tokens(self, ids: Sequence[int], requested: int | None, param: str) -> int:
         """Returns how many new tokens this prompt gets: those requested, as far as they fit and are allowed.
 
-        Raises ApiError if none fit.  requested: None: as many as are allowed
+        Raises PromptTooLong about the prompt's field if none fit.  requested: None: as many as are allowed
         """
         if len(ids) > self.max_prompt_tokens:
-            raise ApiError(
-                400,
-                f"The prompt has {len(ids):,} tokens, and {self.name} takes "
-                f"{self.max_prompt_tokens:,} here. Shorten it.",
-                param,
-                "context_length_exceeded",
-            )
+            raise PromptTooLong(Overflow(len(ids), self.max_prompt_tokens, self.positions), param)
         allowed = min(self.positions - len(ids), self.options.max_answer_tokens)
         if requested is None:
             return allowed

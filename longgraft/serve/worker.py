@@ -211,7 +211,7 @@ class Worker:
             for watcher in self.watchers:
                 watcher.stepped(served, step, seconds)
         if request.finish_reason is not None:
-            return End(request.finish_reason, request.stats, served.queued)
+            return End(request.finish_reason, request.stats, served.queued, request.stopped_by)
         if reason is None:
             return None
         request.close()

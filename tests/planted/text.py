@@ -76,8 +76,8 @@ MUTATIONS = (
     Mutation(
         "the later of two stop strings ends the text",
         "Detokenizer._append",
-        "end = min(end, begin + place)",
-        "end = begin + place",
+        "= min(found, ",
+        "= max(found, ",
         "test_text.py::test_a_text_ends_at_the_first_of_several_stop_strings_in_a_token",
     ),
     Mutation(

@@ -111,6 +111,13 @@ class ApiError(HTTPException):
         param = self.param and self.param.encode("utf-8", "replace").decode()
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
+    def body_at(self, path: str) -> dict[str, Any]:
+        """Returns the body for a path; Anthropic's API has a further field, and the same names of errors."""
+        body = self.body
+        if path.startswith("/v1/messages"):
+            body["type"] = "error"
+        return body
+
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status_code, self.headers)
 
@@ -179,8 +186,4 @@ def _answer_invalid_body(request: Request, error: Any) -> JSONResponse:
 
 
 def _response(request: Request, error: ApiError) -> JSONResponse:
-    """Returns the response; Anthropic's API has a further field, and the same names of errors."""
-    body = error.body
-    if request.url.path.startswith("/v1/messages"):
-        body["type"] = "error"
-    return JSONResponse(body, error.status_code, error.headers)
+    return JSONResponse(error.body_at(request.url.path), error.status_code, error.headers)

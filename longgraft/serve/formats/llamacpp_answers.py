@@ -92,7 +92,7 @@ class LlamaCppFormat:
             "has_new_line": "\n" in text,
             "truncated": bool(self.laid.unused),
             "stop_type": STOPS[end.reason],
-            "stopping_word": stop_string(end, self.served.requested, ids, self.state.text) or "",
+            "stopping_word": stop_string(end, self.state.text) or "",
             "tokens_cached": stats.reused_tokens,
             "layout": self.laid.form,
             "timings": timings(stats, new_tokens),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from longgraft.serve.formats.blocks import AnswerBlock, Blocks, Event
@@ -41,7 +41,7 @@ class MessagesFormat:
         content = list(map(_whole, self.blocks.blocks))
         return (
             self._message(content)
-            | self._stop(answer.ids, answer.end)
+            | self._stop(answer.end)
             | {"usage": usage(answer.end), "longgraft": self._cost(answer.end)}
         )
 
@@ -68,7 +68,7 @@ class MessagesFormat:
         yield from map(_event, self.blocks.finish())
         yield {
             "type": "message_delta",
-            "delta": self._stop(ids, end),
+            "delta": self._stop(end),
             "usage": usage(end),
             "longgraft": self._cost(end),
         }
@@ -77,11 +77,11 @@ class MessagesFormat:
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content}
 
-    def _stop(self, ids: Sequence[int], end: End) -> dict[str, Any]:
+    def _stop(self, end: End) -> dict[str, Any]:
         reason = REASONS[end.reason]
         if self.blocks.called and reason == "end_turn":
             reason = "tool_use"
-        sequence = stop_string(end, self.requested, ids, self._text)
+        sequence = stop_string(end, self._text)
         return {"stop_reason": reason, "stop_sequence": sequence}
 
     def _cost(self, end: End) -> dict[str, Any]:

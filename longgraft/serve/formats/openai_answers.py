@@ -20,7 +20,6 @@ from longgraft.serve.tools.reader import Piece
 Spelt = Callable[[Sequence[int]], str]
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length", "cut": "stop", "cancelled": "stop"}
-TAIL = 64  # tokens at the end of an answer among which its stop string is
 SHOWN = 16  # tokens of the prompt that are shown before and after its first difference from a kept one
 
 
@@ -155,7 +154,7 @@ class OpenAIFormat:
                     "content": turn.text or None,
                     "tool_calls": [called(call.name, call.arguments) for call in turn.calls],
                 }
-            choices.append(form._choice(fields, answer.ids, reason(answer.end, form.served.context.calls.called)))
+            choices.append(form._choice(fields, answer.ids, answer.end))
             form.usage.add(answer.end, answer.ids, form.served)
         return self._object(self.kind.name, choices) | {"usage": self.usage.fields, **self._figures(answers[0][1].end)}
 
@@ -178,7 +177,7 @@ class OpenAIFormat:
         """Yields the finish reason with the statistics, and then the usage if the request asks for it."""
         for piece in self.served.context.calls.finish():
             yield self._chunk(self._delta(piece))
-        yield self._chunk(self.kind.last, rest, reason(end, self.served.context.calls.called)) | self._figures(end)
+        yield self._chunk(self.kind.last, rest, end) | self._figures(end)
         if self.usage.add(end, ids, self.served) and self.with_usage:
             yield self._object(self.kind.chunk_name, []) | {"usage": self.usage.fields}
 
@@ -199,15 +198,19 @@ class OpenAIFormat:
             "metrics": metrics(end.stats),
         }
 
-    def _chunk(self, fields: dict[str, Any], ids: Sequence[int] = (), reason: str | None = None) -> dict[str, Any]:
-        chunk = self._object(self.kind.chunk_name, [self._choice(fields, ids, reason)])
+    def _chunk(self, fields: dict[str, Any], ids: Sequence[int] = (), end: End | None = None) -> dict[str, Any]:
+        chunk = self._object(self.kind.chunk_name, [self._choice(fields, ids, end)])
         if self.with_usage:
             chunk["usage"] = None
         return chunk
 
-    def _choice(self, fields: dict[str, Any], ids: Sequence[int], reason: str | None) -> dict[str, Any]:
+    def _choice(self, fields: dict[str, Any], ids: Sequence[int], end: End | None) -> dict[str, Any]:
+        """Returns a choice, with vLLM's stop_reason beside OpenAI's reason once the answer has ended."""
         logprobs = self.logprobs.part(self.served.leader.prompt_logprobs, self.served.logprobs, len(ids))
-        choice = {"index": self.index, **fields, "logprobs": logprobs, "finish_reason": reason}
+        choice = {"index": self.index, **fields, "logprobs": logprobs, "finish_reason": None}
+        if end is not None:
+            choice["finish_reason"] = reason(end, self.served.context.calls.called)
+            choice["stop_reason"] = stop_string(end, self.spelt)
         if self.with_ids:
             choice["token_ids"] = list(ids)
         return choice
@@ -245,12 +248,11 @@ def reason(end: End, called: bool) -> str:
     return reason
 
 
-def stop_string(end: End, requested: GenerationRequest, ids: Sequence[int], spelt: Spelt) -> str | None:
-    """Returns the stop string that ended an answer of these tokens; None if none did."""
-    if end.reason != "stop":
-        return None
-    tail = spelt(ids[-TAIL:])
-    return next((stop for stop in requested.stop if stop in tail), None)
+def stop_string(end: End, spelt: Spelt) -> str | None:
+    """Returns the stop string that ended an answer; None if none did."""
+    if isinstance(end.stopped_by, int):
+        return spelt([end.stopped_by])
+    return end.stopped_by
 
 
 def cost(end: End, requested: GenerationRequest, spelt: Spelt, notes: Sequence[str] = ()) -> dict[str, Any]:

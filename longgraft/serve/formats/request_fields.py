@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
@@ -145,6 +145,7 @@ class AnswerRequest(LogitFields):
     """Sampling, stopping and streaming.  Null means the server's default, like a missing field."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
+    prompt_field: ClassVar[str] = "prompt"  # the field of the prompt, for errors
 
     model: str | None = Field(None, description="Any name, because there is one model")
     temperature: float | None = described_by(
@@ -319,6 +320,8 @@ class CompletionRequest(AnswerRequest):
 
 class ChatRequest(AnswerRequest, ToolFields):
     """A request to /v1/chat/completions."""
+
+    prompt_field: ClassVar[str] = "messages"
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     chat_template_kwargs: TemplateArguments | None = Field(None, description="For the model's template")

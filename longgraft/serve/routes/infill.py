@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
@@ -48,6 +48,8 @@ class InfillRequest(LlamaCppRequest):
     Attributes:
         prompt: Text between the prefix and the answer that is already typed.
     """
+
+    prompt_field: ClassVar[str] = "input_prefix"
 
     input_prefix: str
     input_suffix: str
