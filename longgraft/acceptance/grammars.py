@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from longgraft.acceptance.escapes import readable_gbnf, rust_regex
 from longgraft.acceptance.json_schemas import SPACING, examined
 from longgraft.runtime.limited_process import data_bytes
 
@@ -88,7 +89,7 @@ def _source(name: str, text: str) -> str:
     if name == "json_schema":
         return _of_schema(text)
     if name == "regex":
-        return LLMatcher.grammar_from_regex(text)
+        return LLMatcher.grammar_from_regex(rust_regex(text))
     lark = text if name == "tool_calls" else _as_lark(text)
     return LLMatcher.grammar_from_lark(lark)
 
@@ -98,12 +99,12 @@ def _of_schema(text: str) -> str:
     from llguidance import LLMatcher
 
     try:
-        unfollowable = examined(text, False)[1]
+        followed, unfollowable = examined(text, False)
     except RecursionError as error:
         raise ValueError("it nests too deeply") from error
     if unfollowable:
         raise ValueError(f"{unfollowable[0]}. Leave it out")
-    return LLMatcher.grammar_from_json_schema(text, defaults=SPACING)
+    return LLMatcher.grammar_from_json_schema(followed, defaults=SPACING)
 
 
 def _as_lark(text: str) -> str:
@@ -111,9 +112,11 @@ def _as_lark(text: str) -> str:
 
     llguidance does this in Python, and the time grows quadratically with the rules.
     """
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
+    if is_lark_syntax(text):
+        return text
     try:
-        return any_to_lark(text)
+        return gbnf_to_lark(readable_gbnf(text))
     except Exception as error:  # its parser and its printer raise many kinds
         raise ValueError(f"Failed to convert the grammar from GBNF to Lark: {error}") from error

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+from longgraft.acceptance.escapes import rust_regex
 from longgraft.runtime.limited_process import LimitedProcess, Limits, OverLimit
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ ONE = {
     "unevaluatedProperties",
 }
 LISTS = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
-OBJECTS = {"properties", "patternProperties", "dependentSchemas", *DEFINITIONS}
+OBJECTS = {"properties", "dependentSchemas", *DEFINITIONS}
 
 # Plain words for llguidance's errors.
 REASONS = {
@@ -128,10 +129,8 @@ def followable(schema: Any) -> tuple[Any, tuple[Problem, ...]]:
     it is.  Raises TooExpensive if the schema takes too much work.
     """
     unfollowable = problems(schema)
-    if not unfollowable:
-        return schema, ()
     try:
-        return json.loads(_examined(json.dumps(schema), True)[0]), unfollowable
+        return json.loads(_examined(json.dumps(schema), bool(unfollowable))[0]), unfollowable
     except RecursionError:
         return {}, unfollowable
 
@@ -249,6 +248,10 @@ class _Examination:
 
     def _inner(self, key: str, value: Any, place: str) -> Any:
         """Returns a keyword's value, without the problems of the schemas in it."""
+        if key == "pattern" and isinstance(value, str):
+            return rust_regex(value)
+        if key == "patternProperties" and isinstance(value, dict):
+            return {rust_regex(name): self._part(part, f"{place}.{name}") for name, part in value.items()}
         if key in OBJECTS and isinstance(value, dict):
             return {name: self._part(part, f"{place}.{name}") for name, part in value.items()}
         if key in LISTS and isinstance(value, list):
