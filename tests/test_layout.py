@@ -23,7 +23,7 @@ FLOORS = [
     ["ray_cluster", "loading", "comparison", "transformers_generate"],
     ["zoo", "eval", "completion"],
     ["serve", "__init__"],
-    ["cli", "benchmarks", "__main__"],
+    ["cli", "plugins", "benchmarks", "__main__"],
 ]
 CORE_FLOORS = 9  # the library itself: it never imports the zoo, measurements, the server or commands
 # Modules that answer requests import nothing that measures.

@@ -1,0 +1,1 @@
+"""Longgraft's ranking of the text in other engines."""
