@@ -34,6 +34,7 @@ def router(state: State) -> APIRouter:
         """Continues a prompt, or fills in the text before a suffix."""
         return await _answer(state, request, body, COMPLETION, completions, body.new_tokens)
 
+    @routes.post("/chat/completions", response_model=None, include_in_schema=False)
     @routes.post("/v1/chat/completions", response_model=None, responses=JSON_OR_EVENTS)
     async def chat_completions(body: ChatRequest, request: BodyRequest) -> Response:
         """Answers a chat with its next message."""
