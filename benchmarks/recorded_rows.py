@@ -28,7 +28,7 @@ from longgraft.memories.partial_matching import PartialMatching
 from longgraft.prefill.chunked import last_occurrences
 from longgraft.protocol.observation import Observation
 from longgraft.target_model.passes import Segment
-from longgraft.trees.tree import RETRIEVED, ProposalTree
+from longgraft.trees.tree import ProposalTree
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 CHUNK = 512  # tokens of a prompt that are read at once
@@ -151,8 +151,7 @@ def recorded(session: Session, prompt: Sequence[int], new: int, nodes: int) -> t
         chunk = torch.tensor(prompt[begin : begin + CHUNK])
         read(ProposalTree.chain(chunk), torch.arange(len(chunk)), last[begin : begin + CHUNK].nonzero().flatten())
     while len(answer) < new and answer[-1] not in session.eos:
-        tokens, parents, _, _ = memory.known().rank([0.0] * nodes)
-        tree = ProposalTree.build([answer[-1], *tokens[1:]], parents, [0.0] * len(tokens), [RETRIEVED] * len(tokens))
+        tree = ProposalTree.ranked(answer[-1], memory.known().rank([0.0] * nodes))
         read(tree, torch.zeros(1, dtype=torch.int64), None)
     return answer, RecordedRows({key: row for key, row in rows.items() if not _goes_on(key, len(prompt), answer)})
 
