@@ -47,10 +47,9 @@ def router(state: State) -> APIRouter:
 
     def prepare(body: LlamaCppCompletionRequest) -> tuple[CompletionPrompt, Encoded]:
         requested = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
-        limit = None if body.new_tokens is None else max(1, body.new_tokens)
         laid = CompletionPrompt(tuple(requested.ids), "left-to-right", (), (), (), len(requested.ids), 0)
         context = AnswerContext(echo=state.text(requested.ids))
-        return laid, prepared(state, body, (requested, context), limit)
+        return laid, prepared(state, body, (requested, context))
 
     @routes.post("/completions", response_model=None, include_in_schema=False)
     @routes.post("/completion", response_model=None, responses=JSON_OR_EVENTS)
