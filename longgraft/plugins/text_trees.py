@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class TextTrees:
             running: Requests that decode in the pass.  A row delays them all.
         """
         floor = self.texts.options.price * running
-        chain = best_chain(text.model.rank([floor] * (1 + WIDTH * most)))[:most]
+        chain = best_chain(ranked(text, [floor] * (1 + WIDTH * most)))[:most]
         text.proposed = len(chain)
         self.proposed += len(chain)
         return chain
@@ -76,7 +76,7 @@ class TextTrees:
         tokens = [root]
         parents = [-1]
         if text is not None:
-            found, above, _, _ = text.model.rank([0.0] * nodes)
+            found, above, _, _ = ranked(text, [0.0] * nodes)
             tokens += found[1:]
             parents = above
             text.proposed = len(found) - 1
@@ -88,6 +88,11 @@ class TextTrees:
         for node in range(1, nodes):
             ancestors[node] |= ancestors[parents[node]]
         return np.array(tokens), ancestors
+
+
+def ranked(text: Text, floors: Sequence[float]) -> RankedPaths:
+    """Returns the most probable paths below a text's last token."""
+    return text.model.rank(floors)
 
 
 def best_chain(ranked: RankedPaths) -> list[int]:
