@@ -249,7 +249,7 @@ def test_stop_strings_end_the_text_of_a_format_and_no_call(stop):
         ),
     ],
 )
-def test_what_cannot_be_followed_is_refused_by_its_own_field(fields, param, part):
+def test_a_format_or_tool_that_cannot_be_followed_is_refused_by_its_field(fields, param, part):
     error = chat(400, **fields)["error"]
     assert error["param"] == param and part in error["message"]
 
