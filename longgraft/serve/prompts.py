@@ -110,15 +110,14 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
             requested = GenerationRequest(_plain_ids(state, prompt, "allow"), predictions=(rest,))
             return requested, AnswerContext(layout=state.layout.form)
         # Prompt and suffix are cut to leave room for the new tokens.
-        room = max(state.max_prompt_tokens - body.new_tokens, state.max_prompt_tokens // 2)
+        answer = state.options.max_answer_tokens if body.new_tokens is None else body.new_tokens
+        room = max(state.max_prompt_tokens - answer, state.max_prompt_tokens // 2)
         laid = state.layout.lay_out(Cursor("", prompt, suffix), (), room)
     requested = GenerationRequest(list(laid.ids), eos=laid.ends, predictions=laid.prediction)
     return requested, AnswerContext(layout=laid.form)
 
 
-def prepared(
-    state: State, body: AnswerRequest, encoded: Encoded, limit: int | None, predicted: Sequence[int] | None = None
-) -> Encoded:
+def prepared(state: State, body: AnswerRequest, encoded: Encoded, predicted: Sequence[int] | None = None) -> Encoded:
     """Returns the whole request, with the sampling, the ends, the limits and the prediction of the body.
 
     Args:
@@ -126,7 +125,6 @@ def prepared(
         body: The fields of the request.
         encoded: The request that has its prompt, with the prompt's own end tokens, predictions and grammar of
             calls.
-        limit: Most new tokens; None: as many as are allowed.
         predicted: The ids of the body's prediction, if they are known already.
     """
     requested, context = encoded
@@ -141,7 +139,7 @@ def prepared(
     constraint_field = next(iter(body.constraints()), None)
     if tool_calls and constraint_field is None:
         constraint_field = "tools"
-    new_tokens = state.new_tokens(requested.ids, limit, body.prompt_field)
+    new_tokens = state.new_tokens(requested.ids, body.new_tokens, body.prompt_field)
     client = client_of(state, body)
     if predicted is None:
         predicted = prediction_ids(state, body)
@@ -160,7 +158,8 @@ def prepared(
         priority=body.priority or 0,
         client=client,
     )
-    return requested, replace(context, predicted=predicted, constraint_field=constraint_field)
+    only_reads = body.new_tokens == 0
+    return requested, replace(context, predicted=predicted, constraint_field=constraint_field, only_reads=only_reads)
 
 
 def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None) -> Sampling:

@@ -81,13 +81,6 @@ MUTATIONS = (
         "test_serve_errors.py::test_a_body_that_cannot_be_read_is_refused",
     ),
     Mutation(
-        "a limit of -1 gets no hint",
-        "invalid",
-        "if deepest[-1] in LIMITS",
-        "if False",
-        "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong",
-    ),
-    Mutation(
         "a body of exactly the limit is too large",
         "Guard._check_length",
         "int(length[:20]) > self",
