@@ -6,8 +6,8 @@ MUTATIONS = (
     Mutation(
         "a wrong schema is found in the decoding thread",
         "prompts:sampling_of",
-        "        state.session.constraint(sampling, state.session.eos)\n",
-        "",
+        '"logit_bias")\n        state.session.constraint(sampling, state.session.eos)\n',
+        '"logit_bias")\n',
         "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong",
     ),
     Mutation(

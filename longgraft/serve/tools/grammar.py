@@ -16,6 +16,8 @@ from longgraft.acceptance.json_schemas import SPACING, followable, problems
 from longgraft.serve.tools.families import ToolFamily
 
 MOST_CALLS = 16  # in one answer; without a limit a small model may call until its tokens end
+# Parts of JSON in llguidance's grammar of a schema. A longer part of a bare call would hide a schema beside it.
+JSON_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|: |, |[{}]')
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -72,6 +74,7 @@ def grammar(
     given = json.dumps([[tool.name, tool.schema] for tool in tools], ensure_ascii=False)
     options = {"no_forcing": True} if any(token in given for token in added) else {}
     rules = [f"%llguidance {json.dumps(options)}"]
+    spelt = _in_parts if family.bare and not text else _quoted
     if not text:
         rules.append(f"start: {calls}")
     elif not tools:
@@ -90,12 +93,12 @@ def grammar(
         rules.append(f"TEXT: {anything} & ~/{_tag(family, added)}/")
     if tools:
         newline = "\n" if family.begin else ""  # between a call's tags and its object
-        head = _quoted(f'{newline}{{"name": "')
+        head = spelt(f'{newline}{{"name": ')
         tail = _quoted("}" + newline)
         names = " | ".join(f"tool_{n}" for n in range(len(tools)))
         rules.append(f"call: {head} ({names}) {tail} {_spelt(family.end, added)}")
     for n, tool in enumerate(tools):
-        name = _quoted(json.dumps(tool.name, ensure_ascii=False)[1:] + f', "{family.arguments}": ')
+        name = spelt(json.dumps(tool.name, ensure_ascii=False) + f', "{family.arguments}": ')
         rules.append(f"tool_{n}: {name} %json {json.dumps(tool.schema)}")
     return "\n".join(rules)
 
@@ -139,6 +142,10 @@ def _spelt(part: str, added: Mapping[str, int]) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def _in_parts(text: str) -> str:
+    return " ".join(map(_quoted, JSON_PARTS.findall(text)))
 
 
 def _regex(text: str) -> str:
