@@ -1,58 +1,29 @@
-"""Answers that models really gave, as token ids with their prompts, in a file that `benchmarks.policies` replays."""
+"""Makes a file of answers that models really gave, as token ids with their prompts, for `longgraft estimate`.
+
+python -m benchmarks.recorded_answers answers.jsonl --data ROWS --rows RUN/per_prompt.jsonl.gz
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Optional
+
+import typer
 
 from benchmarks.agents import Edit, conversations
 from longgraft.config.json_lines import read_json_lines
 from longgraft.eval.prompts.buckets import WHOLE, as_it_is, fit, plan
 from longgraft.eval.prompts.suites import Example, load_suite
-from longgraft.runtime.fingerprint import digest
+from longgraft.eval.replay.recorded_answer import RecordedAnswer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 LONG_SUITES = ("lcc", "repobench-p", "gov_report", "multi_news", "qmsum")
 QUESTIONS = "questions"
 MOST = 200  # tokens of an answer that are kept; a benchmark asks for 64 to 512
 EDIT_MOST = 400  # the same of an agent's edit, whose copies are longer
 LONGEST = 16384  # tokens of a prompt
-
-
-@dataclass(frozen=True)
-class RecordedAnswer:
-    """An answer, and the prompt that it was given to.
-
-    Attributes:
-        suite: Name of the group that is averaged; its answers share one tokenizer.
-        id: Identity of the prompt within the suite.
-        row: Identity of the row that the prompt was made from; all its prompts are in one half of the answers.
-        prompt: Token ids.
-        answer: Token ids.
-    """
-
-    suite: str
-    id: str
-    row: str
-    prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-
-    def beside(self, path: Path, kind: str) -> Path:
-        """Returns the file of its "rows" or "drafts", if there are any, beside a file of answers."""
-        return path.with_suffix(f".{kind}") / f"{digest(self.suite + self.id)}.npz"
-
-    @classmethod
-    def load(cls, path: Path) -> list[RecordedAnswer]:
-        """Reads the file that `save` writes."""
-        rows = [line.value for line in read_json_lines(path)]
-        return [cls(row["suite"], row["id"], row["row"], tuple(row["prompt"]), tuple(row["answer"])) for row in rows]
-
-    @staticmethod
-    def save(answers: Sequence[RecordedAnswer], path: Path) -> None:
-        """Writes one line of JSON for each answer."""
-        path.write_text("".join(json.dumps(asdict(one)) + "\n" for one in answers), encoding="utf-8")
 
 
 def of_other_models(data: Path, tokenizer: Any, lengths: Sequence[int], prompts: int) -> Iterator[RecordedAnswer]:
@@ -105,3 +76,38 @@ def of_edits(edits: Path, tokenizer: Any, turns: int = 2) -> Iterator[RecordedAn
 def distinct(answers: Sequence[RecordedAnswer]) -> list[RecordedAnswer]:
     """Leaves out answers to a prompt that the suite has already."""
     return list({(one.suite, one.id): one for one in answers}.values())
+
+
+@app.command()
+def build(
+    out: Path,
+    data: Annotated[Path, typer.Option(help="Folder of the suites' rows and recordings.")],
+    rows: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(help="Rows of sweeps of this model."),
+    ] = None,
+    edits: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Edits that `benchmarks.agents build` found."),
+    ] = None,
+    model: str = "qwen2.5-coder-0.5b",
+    lengths: str = "4096,16384",
+    prompts: int = 16,
+) -> None:
+    """Write recorded answers in the tokens of a model, whose weights are not needed."""
+    from transformers import AutoTokenizer
+
+    from longgraft.models.places import place_of
+
+    tokenizer = AutoTokenizer.from_pretrained(place_of(model).path)
+    found = list(of_other_models(data, tokenizer, [int(length) for length in lengths.split(",")], prompts))
+    for path in rows or []:
+        found += of_result_rows(path, data, tokenizer, model)
+    if edits is not None:
+        found += of_edits(edits, tokenizer)
+    RecordedAnswer.save(distinct(found), out)
+    print(f"{out}: {len(found)} answers of {len({one.suite for one in found})} suites")
+
+
+if __name__ == "__main__":
+    app()

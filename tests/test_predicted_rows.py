@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from toys.levels import stop_without_kernels
@@ -12,10 +11,7 @@ from toys.models import toy_target
 from toys.oracle import plain
 from toys.sessions import toy_parts, toy_prompt, toy_session
 
-from benchmarks.policies import Bench, replayed
-from benchmarks.recorded_answers import RecordedAnswer
-from benchmarks.recorded_drafts import RecordedDrafts, recorded_drafts
-from benchmarks.recorded_rows import RecordedRows, recorded
+from benchmarks.recorded_rows import recorded
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.kernels.build import NotBuilt
@@ -213,49 +209,3 @@ def test_a_recording_has_the_greedy_answer_and_a_row_for_each_of_its_tokens():
         ids, _ = found.rows[len(prompt) + place, ()]
         assert ids[0] == answer[place + 1]
     assert any(path for _, path in found.rows)  # nodes that the answer does not follow
-
-
-def test_recorded_rows_save_steps_on_the_bench_and_survive_their_file(tmp_path):
-    answer = RecordedAnswer("suite", "a", "a", tuple(range(100, 140)), (*range(1, 30), *range(1, 30)))
-    row = np.full(WIDTH, -1, np.int32)
-    rows = {}
-    position = len(answer.prompt)
-    for place in range(len(answer.answer) - 1):
-        ids = row.copy()
-        ids[0] = answer.answer[place + 1]
-        rows[position + place, ()] = ids, np.full(WIDTH, 0.9, np.float16)
-        # A node that no step follows knows what the answer says later.
-        ids = row.copy()
-        ids[0] = answer.answer[(place + 3) % 29]
-        rows[position + place, (answer.answer[(place + 2) % 29],)] = ids, np.full(WIDTH, 0.9, np.float16)
-    RecordedRows(rows).save(tmp_path / "a.npz")
-    read_again = RecordedRows.load(tmp_path / "a.npz")
-    assert read_again.rows.keys() == rows.keys()
-    costs = Costs({}, "made up", {0: {1: 1.0, 60: 1.1}}, {}, {})
-    ((with_rows,), (without,)) = (
-        replayed(Bench(costs, rows=lambda _, known=known: known), "graft-x-text", [answer])
-        for known in (read_again, RecordedRows({}))
-    )
-    assert with_rows.steps <= without.steps
-
-
-def test_recorded_drafts_have_the_drafters_trees_and_save_steps_on_the_bench(tmp_path):
-    prompt = toy_prompt(60)
-    answer = plain("llama", 60, 12, Sampling())
-    recorded_drafts(toy_session("eagle3"), prompt, answer).save(tmp_path / "a.npz")
-    found = RecordedDrafts.load(tmp_path / "a.npz")
-    assert list(found.drafts) == [60 + place for place in range(len(answer) - 2)]
-    drafted = found.drafts[60]
-    assert drafted.tokens[0] == answer[0] and len(drafted) > 60 and drafted.scores[1] < 0
-
-    right = {60 + place: ProposalTree.chain(torch.tensor(answer[place:])) for place in range(len(answer) - 1)}
-    for tree in right.values():
-        tree.scores[1:] = -0.1
-    recorded_answer = RecordedAnswer("suite", "a", "a", tuple(prompt), tuple(answer))
-    costs = Costs({}, "made up", {0: {1: 1.0, 60: 1.1}}, {}, {})
-    for method in ("graft-x", "graft-x+budget=8"):
-        steps = []
-        for drafts in (RecordedDrafts(), RecordedDrafts(right)):
-            (one,) = replayed(Bench(costs, drafts=lambda _, drafts=drafts: drafts), method, [recorded_answer])
-            steps.append(one.steps)
-        assert steps[1] < steps[0]

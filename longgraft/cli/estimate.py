@@ -1,0 +1,117 @@
+"""`longgraft estimate`: what a log of prompts and answers would gain, without a model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from longgraft.cli.commands import command
+from longgraft.cli.opening import say
+from longgraft.config.method_roles import HEADLESS
+from longgraft.config.new_paths import new_file
+from longgraft.config.options import Checked, option
+
+if TYPE_CHECKING:
+    from longgraft.budget.cost_model import Costs
+    from longgraft.engine.encoder import Encoder
+    from longgraft.eval.replay.recorded_answer import RecordedAnswer
+    from longgraft.eval.replay.replay import Replay
+
+estimating = typer.Typer()
+
+PANEL = "Measure"
+BAD_LINES = 5  # bad lines that are named
+
+
+@dataclass(frozen=True)
+class EstimateOptions(Checked):
+    """Options of an estimate."""
+
+    tokenizer: str | None = option(
+        None,
+        "Model whose tokenizer counts: a name, folder, hub id or GGUF file",
+        none="the embedded model's, about three characters a token",
+        metavar="MODEL",
+    )
+    costs: tuple[str, ...] = option(
+        ("zen5", "h100"), "Costs: zen5, zen4, zen3, xeon, h100, or files of the command costs"
+    )
+    methods: tuple[str, ...] = option((HEADLESS, "suffix", "pld"), "Methods; the sentences are about the first")
+    answers: int = option(200, "Answers that are replayed; of more, a sample", low=1, high=10**6)
+    max_new_tokens: int = option(1024, "Tokens of an answer that count", unit="tokens", low=8, high=10**6)
+    plot: str | None = option(None, "New picture, such as .png or .svg", none="no picture", metavar="FILE")
+    as_json: bool = option(False, "One object on stdout: each answer's figures, by id", flag="--json")
+
+
+@command(
+    estimating,
+    "estimate",
+    "longgraft estimate requests.jsonl --tokenizer qwen2.5-coder-0.5b --costs zen5,costs.json --plot gains.png",
+    PANEL,
+)
+def estimate(
+    log: Annotated[
+        Path,
+        typer.Argument(help="JSONL: pairs of prompt and answer, chats, requests with responses, sessions of agents."),
+    ],
+    options: EstimateOptions,
+) -> None:
+    """Tell what your own prompts and answers would gain, from a log of them: no model and no GPU is needed.
+
+    The text's methods are replayed on the answers. Their times come from tables of costs. Texts stay here.
+    """
+    from longgraft.eval.replay.estimate import estimate, tokens_of
+    from longgraft.eval.replay.logs import read_log
+    from longgraft.eval.replay.machines import costs_of
+    from longgraft.eval.reports.log_estimate import as_dict, draw, sentences, tables
+
+    picture = None if options.plot is None else new_file(options.plot)
+    costs = {name: costs_of(name) for name in options.costs}
+    read = read_log(log)
+    for problem in read.problems[:BAD_LINES]:
+        say(f"left out: {problem}")
+    if len(read.problems) > BAD_LINES:
+        say(f"left out: {len(read.problems) - BAD_LINES} more lines")
+    answers = tokens_of(read.answers, _encoder(options.tokenizer), options.max_new_tokens)
+    found = estimate(answers, options.methods, costs, options.answers, _bar, lambda table: _recorded(table, log))
+    if picture is not None:
+        draw(found, picture)
+    if options.as_json:
+        print(json.dumps(as_dict(found) | {"bad_lines": len(read.problems)}))
+        return
+    print("\n".join([*tables(found), "", *sentences(found)]))
+
+
+def _encoder(model: str | None) -> Encoder:
+    from longgraft.engine.encoder import Encoder
+    from longgraft.models.places import place_of
+    from longgraft.target_model.weights import read_tokenizer
+
+    place = place_of(model)
+    tokenizer = read_tokenizer(place.path, place.name)
+    return Encoder(tokenizer, len(tokenizer), place.name)
+
+
+def _recorded(costs: Costs, log: Path) -> Replay:
+    """Returns the replay of some costs, with the rows and drafts that benchmarks recorded beside the log."""
+    from longgraft.eval.replay.recorded_drafts import RecordedDrafts
+    from longgraft.eval.replay.recorded_rows import RecordedRows
+    from longgraft.eval.replay.replay import Replay
+
+    return Replay(
+        costs,
+        lambda answer: RecordedRows.load(answer.beside(log, "rows")),
+        lambda answer: RecordedDrafts.load(answer.beside(log, "drafts")),
+    )
+
+
+def _bar(answers: Iterable[RecordedAnswer], count: int) -> Iterable[RecordedAnswer]:
+    from tqdm import tqdm
+
+    return tqdm(answers, total=count, unit=" answers", disable=not sys.stderr.isatty())
