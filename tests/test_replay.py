@@ -15,7 +15,7 @@ from longgraft.eval.replay.machines import MACHINES, costs_of
 from longgraft.eval.replay.recorded_answer import RecordedAnswer
 from longgraft.eval.replay.recorded_drafts import RecordedDrafts
 from longgraft.eval.replay.recorded_rows import RecordedRows
-from longgraft.eval.replay.replay import Prices, Replay, Replayed, Step, known_to_text, oracle, replayed, walk
+from longgraft.eval.replay.replay import StepPrices, Replay, Replayed, Step, known_to_text, oracle, replayed, followed_path
 from longgraft.memories.continuations import WIDTH
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
@@ -26,13 +26,13 @@ COPY = RecordedAnswer("copies", "a", "a", (*range(1, 61), 90), tuple(range(1, 61
 def test_plain_decoding_takes_a_pass_per_token_after_the_first():
     (found,) = replayed(Replay(TABLE), "ar", [COPY])
     assert len(found.steps) == found.tokens == len(COPY.answer) - 1
-    assert Prices(TABLE).plain(COPY) == pytest.approx(len(COPY.answer) - 1)
+    assert StepPrices(TABLE).plain(COPY) == pytest.approx(len(COPY.answer) - 1)
 
 
 @pytest.mark.parametrize("method", ["pld", "suffix", "graft-x-text"])
 def test_a_copy_is_decoded_in_fewer_steps_and_never_faster_than_by_the_oracle(method):
     (found,) = replayed(Replay(TABLE), method, [COPY])
-    prices = Prices(TABLE)
+    prices = StepPrices(TABLE)
     assert len(found.steps) < len(COPY.answer) / 3
     assert sum(step.tokens for step in found.steps) == found.tokens
     assert prices.seconds(found) > oracle(prices, COPY, known_to_text(COPY).known)
@@ -42,10 +42,10 @@ def test_seconds_are_those_of_passes_drafts_and_the_rest_of_each_step():
     costs = Costs({}, "made up", {0: {1: 1.0, 61: 7.0}}, {0: {1: 0.02, 11: 0.12}}, {0: {1: 1.0}}, host=0.5)
     steps = [Step(10, 3, 2, False), Step(12, 11, 4, True)]
     draft = 9 * 0.11
-    assert Prices(costs).seconds(Replayed(COPY, steps)) == pytest.approx(1.2 + 2.0 + draft + 2 * 0.5)
+    assert StepPrices(costs).seconds(Replayed(COPY, steps)) == pytest.approx(1.2 + 2.0 + draft + 2 * 0.5)
     here = Replayed(COPY, steps, host=0.25)
     without = Costs({}, "made up", costs.passes, costs.levels, costs.feeds)
-    assert Prices(without).seconds(here) == pytest.approx(1.2 + 2.0 + draft + 0.25)
+    assert StepPrices(without).seconds(here) == pytest.approx(1.2 + 2.0 + draft + 0.25)
 
 
 @pytest.mark.parametrize("method", ["graft-x-text+rows=false", "suffix", "pld"])
@@ -71,7 +71,7 @@ def test_a_repetition_is_known_and_copied_only_after_a_context_of_four_tokens():
 
 def test_the_oracle_proposes_what_is_known_as_far_as_it_pays():
     answer = RecordedAnswer("", "a", "a", (1,), tuple(range(10)))
-    prices = Prices(Costs({}, "made up", {0: {1: 1.0, 3: 1.5, 4: 9.0}}, {}, {}))
+    prices = StepPrices(Costs({}, "made up", {0: {1: 1.0, 3: 1.5, 4: 9.0}}, {}, {}))
     # One token; two known ones and the next, twice; the last two, of which the second comes with the pass.
     known = [False, True, True, True, True, True, False, True, True]
     assert oracle(prices, answer, known) == pytest.approx(1.0 + 1.5 + 1.5 + 1.25)
@@ -79,7 +79,7 @@ def test_the_oracle_proposes_what_is_known_as_far_as_it_pays():
 
 def test_the_longest_path_that_the_answer_follows_is_kept():
     tree = ProposalTree.build([1, 2, 3, 4, 5], [-1, 0, 0, 2, 3], [0.0] * 5, [ROOT] + [RETRIEVED] * 4)
-    assert walk(tree, (3, 4, 9)) == [0, 2, 3] and walk(tree, (9,)) == [0]
+    assert followed_path(tree, (3, 4, 9)) == [0, 2, 3] and followed_path(tree, (9,)) == [0]
 
 
 def test_answers_are_read_as_they_were_written(tmp_path):

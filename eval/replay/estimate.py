@@ -13,7 +13,7 @@ from longgraft.config.method_roles import HEADLESS
 from longgraft.engine.encoder import Encoder
 from longgraft.eval.replay.logs import LoggedAnswer
 from longgraft.eval.replay.recorded_answer import RecordedAnswer
-from longgraft.eval.replay.replay import Known, Prices, Replay, Replayed, known_to_text, oracle
+from longgraft.eval.replay.replay import Known, StepPrices, Replay, Replayed, known_to_text, oracle
 from longgraft.methods.find import find
 
 SHORTEST = 8  # tokens of an answer; shorter ones say little about a method
@@ -55,7 +55,7 @@ class Estimate:
     of: int
     short: int
     methods: Sequence[str]
-    prices: Mapping[str, Prices]
+    prices: Mapping[str, StepPrices]
 
     def speedups(self, method: str, costs: str) -> list[float]:
         """Returns how many times as fast as plain decoding each answer would be."""
@@ -126,7 +126,7 @@ def estimate(
             for name in costs:
                 steps.setdefault((method, name), steps[method, first])
         found.append(Estimated(answer, known_to_text(answer), steps))
-    prices = {name: Prices(table) for name, table in costs.items()}
+    prices = {name: StepPrices(table) for name, table in costs.items()}
     return Estimate(found, len(long), len(answers) - len(long), methods, prices)
 
 

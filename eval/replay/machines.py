@@ -8,14 +8,14 @@ from pathlib import Path
 from longgraft.budget.cost_model import Costs
 
 
-def _costs(source: str, milliseconds: dict[int, dict[int, float]], level: float) -> Costs:
+def _table(source: str, milliseconds: dict[int, dict[int, float]], level: float) -> Costs:
     passes = {prefix: {rows: ms / 1e3 for rows, ms in line.items()} for prefix, line in milliseconds.items()}
     return Costs({}, source, passes, {64: {1: level, 10: 1.3 * level}}, {64: {1: level, 16: 2.5 * level}})
 
 
 # Milliseconds of a pass by prefix and rows.  The models in a file's blocks run on one core.
 MACHINES: Mapping[str, Costs] = {
-    "zen5": _costs(
+    "zen5": _table(
         "Qwen2.5-Coder 0.5B (Q4_K_M) on one core of an AMD Zen 5, measured",
         {
             64: {1: 18, 8: 23, 16: 40, 60: 135},
@@ -24,17 +24,17 @@ MACHINES: Mapping[str, Costs] = {
         },
         0.003,
     ),
-    "zen4": _costs(
+    "zen4": _table(
         "the same on an AMD Zen 4, measured",
         {64: {1: 27, 2: 28, 8: 65, 16: 112, 60: 318}, 4096: {1: 34, 2: 41, 8: 105, 16: 182, 60: 612}},
         0.004,
     ),
-    "zen3": _costs(
+    "zen3": _table(
         "the same on an AMD Zen 3, from the ratios in its tables",
         {64: {1: 37, 2: 41, 8: 110, 16: 185, 60: 420}, 4096: {1: 43, 2: 52, 8: 140, 16: 230, 60: 640}},
         0.006,
     ),
-    "xeon": _costs(
+    "xeon": _table(
         "the same on a Xeon (AVX-512 with VNNI) before cheap rows, measured",
         {
             64: {1: 47, 8: 73, 16: 160, 60: 594},
@@ -43,7 +43,7 @@ MACHINES: Mapping[str, Costs] = {
         },
         0.006,
     ),
-    "h100": _costs(
+    "h100": _table(
         "Llama-3.1-8B on an H100, measured",
         {
             4096: {1: 8.36, 8: 8.57, 16: 8.75, 32: 8.88, 64: 9.26},

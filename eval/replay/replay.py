@@ -68,7 +68,7 @@ class Replayed:
         return self.tokens / len(self.steps)
 
 
-class Prices:
+class StepPrices:
     """Seconds of steps by a table of costs; prefixes are rounded to 64 tokens.
 
     Attributes:
@@ -129,7 +129,7 @@ class Replay:
         budget = found.budget if fixed is None else int(fixed)
         costs = self.costs
         if self.costs.levels:
-            costs = replace(self.costs, host=Prices(self.costs).draft(0))  # the price of a proposal without levels
+            costs = replace(self.costs, host=StepPrices(self.costs).draft(0))  # the price of a proposal without levels
         parts: Any = Parts(None, costs=LiveCosts(costs, frozen=True))  # type: ignore[arg-type]
         if not found.needs:
             return built(found, parts, fixed is None), budget
@@ -165,7 +165,7 @@ class Replay:
             found.host += time.thread_time() - began
             tree = tree.shallower(left - 1)
             following = answer.answer[done:]
-            path = walk(tree, following)
+            path = followed_path(tree, following)
             step = Step(prefix, len(tree), len(path), bool((tree.origin & DRAFT).any()))
             told(step)
             done += len(path)
@@ -198,7 +198,7 @@ def _observe(proposer: Proposer, seen: Observation) -> None:
         memory.observe(seen)
 
 
-def walk(tree: ProposalTree, following: Sequence[int]) -> list[int]:
+def followed_path(tree: ProposalTree, following: Sequence[int]) -> list[int]:
     """Returns the nodes of the tree's path that the text follows, the root first."""
     path = [0]
     children = tree.children
@@ -232,7 +232,7 @@ def known_to_text(answer: RecordedAnswer) -> Known:
     return found
 
 
-def oracle(prices: Prices, answer: RecordedAnswer, known: Sequence[bool], most: int = 60) -> float:
+def oracle(prices: StepPrices, answer: RecordedAnswer, known: Sequence[bool], most: int = 60) -> float:
     """Returns the least seconds of any policy that proposes what the text knows.
 
     A step may propose the answer's next tokens as long as each is among those that the text gives a probability.

@@ -7,6 +7,7 @@ decodes in c seconds now.  The controller's choices never change the answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,46 @@ class Levels:
     most: int  # most levels, including the first, which comes with the feed; the others are expansions
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What decided a step's proposal.
+
+    Probabilities and prices are in tokens, seconds in plain passes.
+
+    Attributes:
+        known: Probability of the most probable next token, by the memories.
+        price: What the first proposed node's probability must exceed.
+        ranked: Remembered nodes whose probability exceeds their price.
+        nodes: Proposed nodes.
+        rate: Tokens that the request now decodes in the time of a plain pass.
+        credit: Plain passes that the step may be expected to lose.
+        draft_worth: Tokens that a draft should add; None: there is no drafter.
+        draft_price: What it costs.
+        drafted: True if the step drafts.
+    """
+
+    known: float
+    price: float
+    ranked: int
+    nodes: int
+    rate: float
+    credit: float
+    draft_worth: float | None = None
+    draft_price: float | None = None
+    drafted: bool = False
+
+    @property
+    def refused(self) -> str:
+        """Why nothing is proposed; empty if something is."""
+        if self.nodes:
+            return ""
+        if not self.known:
+            return "nothing known"
+        if not self.ranked:
+            return "below its price"
+        return "beyond the credit"
+
+
 Together = PlannedTogether[Bid, PricedPass]
 
 
@@ -67,7 +108,7 @@ class Controller:
         levels: The drafter's levels; None: a source without levels, whose proposals are timed, or none at all.
         probing: True if a source that is expected to cost more than it brings gets another chance now and then.
         together: Plans all requests of a pass; None: this request alone.
-        latest: The latest step's prices; None before the first.
+        explain: Takes what decided each step; None: nobody asks.
     """
 
     def __init__(
@@ -87,7 +128,7 @@ class Controller:
         self.costs = estimates.costs
         self.clock = clock or Clock()
         self.together = together or planned_together()
-        self.latest: PricedPass | None = None
+        self.explain: Callable[[Decision], None] | None = None
         self.memories = (*ranked.memories, estimates)
 
     def propose(self, ask: Ask) -> ProposalTree:
@@ -95,7 +136,6 @@ class Controller:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("control"):
             plan = self.together.begin(self._bid(ask))
-            self.latest = plan
             floors = plan.rate * plan.prices.floors(ask.budget)
             remembered = self.ranked.rank(floors)
             if self.ranked.drafter is not None:
@@ -104,6 +144,7 @@ class Controller:
                     return self._with_draft(ask, plan, remembered, missed, floors)
             chosen = self._shared(plan, ask, remembered)
             self._expect(ask, plan, len(chosen), chosen.expected)
+            self._explain(plan, floors, remembered, len(chosen) - 1)
             return ProposalTree.ranked(ask.root, chosen)
 
     def _bid(self, ask: Ask) -> Bid:
@@ -161,7 +202,31 @@ class Controller:
         nodes = plan.prices.of(len(chosen) - 1) - plan.prices.of(without)
         draft = DraftPlan(missed, seconds + nodes, plan.rate * nodes, _guess(drafted), expansions)
         self._expect(ask, plan, len(chosen), expected, seconds, draft)
+        self._explain(plan, floors, remembered, len(chosen) - 1, drafted=True)
         return ProposalTree.ranked(ask.root, chosen, drafted.stage)
+
+    def _explain(
+        self, plan: PricedPass, floors: Probabilities, remembered: RankedPaths, nodes: int, drafted: bool = False
+    ) -> None:
+        """Tells what decided this step, if somebody asks."""
+        if self.explain is None:
+            return
+        ranked = len(remembered) - 1
+        known = float(remembered.probabilities[1]) if ranked else self._likeliest()
+        worth = price = None
+        if self.ranked.drafter is not None:
+            worth = (1.0 - (known if ranked else 0.0)) * self.estimates.worth
+            price = plan.rate * plan.drafted(1)
+        token = plan.prices.token
+        self.explain(
+            Decision(known, floors[1], ranked, nodes, plan.rate * token, plan.credit / token, worth, price, drafted)
+        )
+
+    def _likeliest(self) -> float:
+        """Returns the probability of the most probable next token, by the text."""
+        if self.ranked.text is None:
+            return 0.0
+        return max((one.probability for one in self.ranked.text.known().after(())[0]), default=0.0)
 
     def _expansions(self, drafted: ProposalTree) -> int:
         if self.levels is None:

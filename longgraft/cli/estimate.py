@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,6 +45,9 @@ class EstimateOptions(Checked):
     methods: tuple[str, ...] = option((HEADLESS, "suffix", "pld"), "Methods; the sentences are about the first")
     answers: int = option(200, "Answers that are replayed; of more, a sample", low=1, high=10**6)
     max_new_tokens: int = option(1024, "Tokens of an answer that count", unit="tokens", low=8, high=10**6)
+    explain: str | None = option(
+        None, "Answer whose steps are explained, by its id, for the first method and costs", none="none", metavar="ID"
+    )
     plot: str | None = option(None, "New picture, such as .png or .svg", none="no picture", metavar="FILE")
     as_json: bool = option(False, "One object on stdout: each answer's figures, by id", flag="--json")
 
@@ -79,6 +82,8 @@ def estimate(
     if len(read.problems) > BAD_LINES:
         say(f"left out: {len(read.problems) - BAD_LINES} more lines")
     answers = tokens_of(read.answers, _encoder(options.tokenizer), options.max_new_tokens)
+    if options.explain is not None:
+        return _explain(answers, options, next(iter(costs.values())), log)
     found = estimate(answers, options.methods, costs, options.answers, _bar, lambda table: _recorded(table, log))
     if picture is not None:
         draw(found, picture)
@@ -86,6 +91,25 @@ def estimate(
         print(json.dumps(as_dict(found) | {"bad_lines": len(read.problems)}))
         return
     print("\n".join([*tables(found), "", *sentences(found)]))
+
+
+def _explain(answers: Sequence[RecordedAnswer], options: EstimateOptions, costs: Costs, log: Path) -> None:
+    """Prints what decided each step of one answer, replayed as the first of its session."""
+    from longgraft.budget.controller import Controller, Decision
+    from longgraft.eval.reports.step_explanations import explained, explanation_table
+
+    chosen = next((one for one in answers if one.id == options.explain), None)
+    if chosen is None:
+        raise ValueError(f"No answer of {log} is named {options.explain!r}. --json lists their names.")
+    replay = _recorded(costs, log)
+    proposer, budget = replay.proposer(options.methods[0])
+    if not isinstance(proposer, Controller):
+        raise ValueError(f"--explain: {options.methods[0]} decides nothing by costs. Give --methods {HEADLESS}.")
+    decisions: list[Decision] = []
+    proposer.explain = decisions.append
+    steps = replay.decoded(proposer, budget, chosen).steps
+    rows = explained(decisions, [step.tokens - 1 for step in steps])
+    print(json.dumps(rows) if options.as_json else explanation_table(rows))
 
 
 def _encoder(model: str | None) -> Encoder:

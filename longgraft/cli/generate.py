@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from longgraft.cli.answer_report import print_report
 from longgraft.cli.commands import command
 from longgraft.cli.opening import open_session, say, say_loading, told_reading
 from longgraft.cli.prompts import STDIN, GivenPrompt, PromptOptions
@@ -23,25 +24,12 @@ from longgraft.config.settings import LogitSettings, Machine, Pair, SamplingSett
 
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling
+    from longgraft.budget.controller import Decision
     from longgraft.engine.session import Generation, Session
 
 generating = typer.Typer()
 
 EXAMPLE = 'longgraft generate --prompt "def add(a, b):" --max-new-tokens 32 --compare'
-# Descriptions of the names in `Stats.kinds`, `Stats.accepted_by_origin` and `Stats.finish_reason`.
-SPENT = {"plain": "without guesses", "memory": "with retrieved guesses", "draft": "with drafted guesses"}
-ORIGINS = {
-    "draft": "drafted",
-    "retrieved": "retrieved",
-    "both": "drafted and retrieved",
-    "forced": "the only ones that the constraint allows",
-}
-ENDED = {
-    "length": "stopped at --max-new-tokens",
-    "eos": "ended by the model",
-    "stop": "ended by a stop string",
-    "cancelled": "cancelled",
-}
 OrEmbedded = Annotated[
     bool,
     typer.Option(
@@ -60,6 +48,7 @@ class Shown(Checked):
     as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")
     out: str | None = option(None, "JSONL to write the answers to --prompts to", none="stdout", metavar="FILE")
     compare: bool = option(False, "Also decode plainly; print the speedup")
+    explain_steps: bool = option(False, "Tell for each step what was known, its price, and why nothing was proposed")
     replay: str | None = option(
         None, "Recorded continuation (text or JSON list of ids) that drives acceptance", metavar="FILE"
     )
@@ -82,6 +71,7 @@ class Answers:
     compare: bool  # True if each answer is compared with plain decoding
     prediction: str | None = None  # text that the answers may repeat; None: none
     quiet: bool = False  # True if nothing is said while a prompt is read
+    decisions: list[Decision] | None = None  # of the steps of the latest answer; None: they are not explained
 
     def told(self, ids: Sequence[int], tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
         """Returns one answer, with its report; tell: called with each piece of text."""
@@ -117,6 +107,10 @@ class Answers:
             predicted = [token for text in self.session.predicted(self.prediction) for token in text]
             repeated, rejected = accepted(predicted, answer.token_ids)
             report["prediction"] = {"accepted_tokens": repeated, "rejected_tokens": rejected}
+        if self.decisions is not None:
+            from longgraft.eval.reports.step_explanations import explained
+
+            report["steps"] = explained(self.decisions, answer.stats.accepted_per_step)
         if self.compare:
             report["compare"] = compare_with_plain(self.session, ids, answer, self.sampling, self.ends.max_new_tokens)
         return report
@@ -140,6 +134,8 @@ class Answers:
             prediction=self.prediction,
             stop_token_ids=self.ends.stop_token_ids,
         )
+        if self.decisions is not None:
+            self.decisions.clear()
         with nullcontext() if self.quiet else told_reading(request):
             return answer(request, tell=tell)
 
@@ -200,7 +196,8 @@ def generate(
     sampling = session.sampling(**requested) if recording is None else Sampling(replay=recording)
     budget = None if loaded.method.chooses(loaded.settings.budget) else session.engine.budget
     settings = replace(loaded.settings, method=str(loaded.method), budget=budget)
-    answers = Answers(session, settings, sampling, ends, shown.compare, prediction, quiet)
+    decisions = _decisions(session) if shown.explain_steps else None
+    answers = Answers(session, settings, sampling, ends, shown.compare, prediction, quiet, decisions)
     if given.prompts:
         return _answer_all(answers, prompts, out)
     ids = encode(session, prompts[0])
@@ -217,6 +214,21 @@ def generate(
         report = answers.told(ids)
         print(report["text"], flush=True)
         print_report(report)
+
+
+def _decisions(session: Session) -> list[Decision]:
+    """Returns a list that gets what decides each step of the session's answers."""
+    from longgraft.budget.controller import Controller
+
+    controller = session.engine.proposer
+    if not isinstance(controller, Controller):
+        raise ValueError(
+            f"--explain-steps is for methods that choose what each step spends, and {session.method} at a fixed budget "
+            "does not. Leave --budget out, and choose graft-x or graft-x-text."
+        )
+    decisions: list[Decision] = []
+    controller.explain = decisions.append
+    return decisions
 
 
 def _check_together(given: PromptOptions, draw: SamplingSettings, shape: LogitSettings, shown: Shown) -> None:
@@ -262,56 +274,3 @@ def _answer_all(answers: Answers, prompts: Sequence[GivenPrompt], out: Path | No
     if failed:
         say(f"{failed} of {len(prompts)} prompts have no answer; their rows say why")
         raise SystemExit(1)
-
-
-def print_report(report: dict[str, Any]) -> None:
-    """Prints what an answer cost, on stderr."""
-    stats = report["stats"]
-    by_origin = {name: count for name, count in stats["accepted_by_origin"].items() if count}
-    origins = [f"{count} {ORIGINS[name]}" for name, count in by_origin.items()]
-    origins.append(f"{stats['new_tokens'] - sum(by_origin.values())} by the model itself")
-    spent = ", ".join(f"{count} {SPENT[kind]}" for kind, count in stats["kinds"].items())
-    known = f", {stats['reused_tokens']:,} of them known," if stats["reused_tokens"] else ","
-    read = f"\nprompt: {stats['prompt_tokens']:,} tokens{known} read in {stats['prefill_seconds']:.2f} s\n"
-    ended = ENDED[report["finish_reason"]]
-    if stats["steps"]:
-        print(
-            f"{read}answer: {stats['new_tokens']:,} tokens ({ended}) in "
-            f"{stats['decode_seconds']:.2f} s: {stats['decode_tokens_per_second']:.1f} tokens/s\n"
-            f"steps: {stats['steps']} ({spent}), {stats['tokens_per_step']:.2f} tokens per step\n"
-            f"tokens: {', '.join(origins)}; {stats['mat']:.2f} guesses accepted per step (MAT)",
-            file=sys.stderr,
-        )
-    else:
-        print(f"{read}answer: its first token alone ({ended}), so it has no steps and no speed", file=sys.stderr)
-    if "prediction" in report:
-        repeated, rejected = report["prediction"].values()
-        print(f"prediction: the answer repeats {repeated:,} of its {repeated + rejected:,} tokens", file=sys.stderr)
-    if "compare" in report:
-        _print_comparison(report)
-    if report["loops"]:
-        print("the answer repeats itself: in a loop every guess is right, so this speed is no measure", file=sys.stderr)
-
-
-def _print_comparison(report: dict[str, Any]) -> None:
-    """Prints how an answer compares with plain decoding, on stderr."""
-    from longgraft.comparison.levels import may_differ
-
-    comparison = report["compare"]
-    answers = "identical answers"
-    if not comparison["identical"]:
-        answers = f"answers differ from token {comparison['first_divergence'] + 1:,} on"
-    why = may_differ(report["promise"], report["settings"]["temperature"] > 0)
-    if why:
-        answers += f" ({report['promise']}: {why})"
-    if comparison["speedup"] is None:
-        print(f"plain decoding: no step follows the first token, so no speeds compare; {answers}", file=sys.stderr)
-        return
-    left_out = "reading the prompt"
-    if comparison["plain_recording_seconds"]:
-        left_out += " and recording CUDA graphs"
-    print(
-        f"plain decoding: {comparison['plain_tokens_per_second']:.1f} tokens/s; longgraft was "
-        f"{comparison['speedup']:.2f} times as fast (one run each, without {left_out}); {answers}",
-        file=sys.stderr,
-    )

@@ -7,20 +7,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from longgraft.cli.commands import command
-from longgraft.config.method_roles import DEFAULT, HEADLESS, PLAIN
-from longgraft.config.new_paths import new_file, new_folder
+from longgraft.config.method_roles import PLAIN
+from longgraft.config.new_paths import new_folder
 from longgraft.config.option_files import describe
-from longgraft.config.options import Checked, like, option
-from longgraft.config.settings import POSITIONS, Pair, Settings
+from longgraft.config.options import Checked, option
+from longgraft.config.settings import Pair
 from longgraft.eval.runs.config import SHORT, Diagnosis, SweepConfig
-
-if TYPE_CHECKING:
-    from longgraft.budget.cost_model import Costs
 
 measuring = typer.Typer()
 
@@ -223,61 +220,6 @@ def compare_runs(
     from longgraft.eval.runs.folder import Run
 
     print("\n".join(compare(Run.read(first), Run.read(second))))
-
-
-@dataclass(frozen=True)
-class Timing(Checked):
-    """Options of a timing."""
-
-    prefixes: tuple[int, ...] = option(
-        (512, 4096, 16384), "Prompt tokens before the passes that are timed", unit="tokens", low=1, high=POSITIONS
-    )
-    seconds: float = option(5.0, "Time for all settings together", unit="seconds", low=0, high=3600)
-    device: str | None = like(Settings, "device")
-    dtype: str | None = like(Settings, "dtype")
-    weights: str = like(Settings, "weights")
-    kv_dtype: str | None = like(Settings, "kv_dtype")
-    attention: str = like(Settings, "attention")
-    out: str | None = option(None, "New file, for --costs", none="they are only printed", metavar="FILE")
-
-
-@command(measuring, "costs", "longgraft costs --out costs.json; then longgraft generate - --costs costs.json", PANEL)
-def costs(
-    pair: Pair,
-    timing: Timing,
-    folder: Annotated[
-        Path | None,
-        typer.Argument(help="Folder of a sweep of ar, eagle3 and graft; without one they are measured here."),
-    ] = None,
-) -> None:
-    """Measure here, or take from a sweep, what target passes, draft levels and feeding the drafter cost."""
-    out = None if timing.out is None else new_file(timing.out)
-    table = _measured(pair, timing) if folder is None else _swept(folder)
-    print("\n".join(table.lines()))
-    if out is not None:
-        table.save(out)
-
-
-def _measured(pair: Pair, timing: Timing) -> Costs:
-    from longgraft.eval.checks.costs import measured
-    from longgraft.loading import assemble
-
-    settings = Settings(
-        method=DEFAULT if pair.drafter else HEADLESS,
-        device=timing.device,
-        dtype=timing.dtype,
-        weights=timing.weights,
-        kv_dtype=timing.kv_dtype,
-        attention=timing.attention,
-    )
-    return measured(assemble(pair.model, pair.drafter, settings), timing.prefixes, timing.seconds)
-
-
-def _swept(folder: Path) -> Costs:
-    from longgraft.eval.reports.run_costs import costs_of_run
-    from longgraft.eval.runs.folder import Run
-
-    return costs_of_run(Run.read(folder))
 
 
 @measuring.command(

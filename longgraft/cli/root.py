@@ -15,6 +15,7 @@ from longgraft import __version__
 from longgraft.cli.chat import chatting
 from longgraft.cli.complete import completing
 from longgraft.cli.corpus import corpus
+from longgraft.cli.costs import costing
 from longgraft.cli.estimate import estimating
 from longgraft.cli.examine import looking
 from longgraft.cli.generate import generating
@@ -29,7 +30,7 @@ app = typer.Typer(
     help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens.",
 )
 # The order of the commands is that in which people first need them.
-for part in (generating, chatting, completing, prefilling, looking, serving, estimating, measuring):
+for part in (generating, chatting, completing, prefilling, looking, serving, measuring, costing, estimating):
     app.registered_commands += part.registered_commands
 app.add_typer(models, name="models", rich_help_panel="Answer")
 app.add_typer(corpus, name="corpus", rich_help_panel="Answer")

@@ -89,6 +89,7 @@ class Session:
         method: The method's name.
         eos: Ids of the end tokens.
         default_corpus: Name of the corpus for requests that name none; None: no corpus.
+        pass_seconds: (rows, prefix tokens) -> seconds of a target pass; None: the method does not decide by them.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Session:
         named = end_tokens(engine.target.model, tokenizer, engine.target.name)
         self.eos = tuple(token for token in named if token < engine.target.vocab_size)
         self.default_corpus: str | None = None
+        self.pass_seconds: Callable[[int, int], float] | None = None
         self._corpora: dict[str, tuple[int, Corpus]] = {}  # (time of the file's change, corpus) by name
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
 

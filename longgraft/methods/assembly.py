@@ -73,8 +73,12 @@ class Loaded:
         """
         chosen = settings or Settings()
         adaptive = self.method.chooses(chosen.budget)
-        engine = self._engine(chosen, adaptive)
+        parts = replace(self.parts, shared={})
+        if adaptive:
+            parts = replace(parts, costs=(parts.costs and parts.costs.copy()) or self._costs(parts))
+        engine = self._engine(chosen, parts, adaptive)
         session = Session(engine, self.tokenizer, self._about(engine, adaptive), self.method.promise, str(self.method))
+        session.pass_seconds = None if parts.costs is None else parts.costs.verify
         if session.defaults.described:
             session.about += (session.defaults.described,)
         for path in chosen.prefix:
@@ -87,11 +91,8 @@ class Loaded:
             session.about += (f"corpus {chosen.corpus}: {tokens:,} tokens may be repeated",)
         return session
 
-    def _engine(self, chosen: Settings, adaptive: bool) -> Engine:
-        """Makes a session's engine; its lanes have memories of their own."""
-        parts = replace(self.parts, shared={})
-        if adaptive:
-            parts = replace(parts, costs=(parts.costs and parts.costs.copy()) or self._costs(parts))
+    def _engine(self, chosen: Settings, parts: Parts, adaptive: bool) -> Engine:
+        """Makes a session's engine of these parts; its lanes have memories of their own."""
         nodes = self.method.usual_budget(chosen.budget)
         if not adaptive and chosen.budget is None and self.target.device.type == "cpu":
             nodes = min(nodes, CPU_BUDGET)

@@ -17,6 +17,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, StreamingResponse
 from starlette.background import BackgroundTask
 
+from longgraft.budget.break_even import ROWS, needed
 from longgraft.comparison.levels import first_divergence, may_differ
 from longgraft.comparison.with_plain import plain_session, speeds
 from longgraft.engine.repetition import loops
@@ -128,7 +129,8 @@ async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIt
     """Yields the events of one answer, and None after a beat without an event."""
     requested = served.requested
     beat = state.options.beat
-    yield "start", {"prompt_tokens": len(requested.ids), "max_tokens": requested.max_new_tokens}
+    told = {"prompt_tokens": len(requested.ids), "max_tokens": requested.max_new_tokens}
+    yield "start", told | {"break_even": _break_even(state, len(requested.ids))}
     spans = Spans(state.tokenizer, requested.ids)
     pictures = Pictures(state.tokenizer)
     progress = AnswerProgress(len(requested.ids))
@@ -173,6 +175,14 @@ async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIt
         }
         | speeds(end.stats, plain.end.stats),
     )
+
+
+def _break_even(state: State, prefix: int) -> list[tuple[int, float]]:
+    """Returns (verified rows, tokens that such a step must decode to gain) at this prefix; nothing if unknown."""
+    seconds = state.session.pass_seconds
+    if seconds is None:
+        return []
+    return [(rows, needed(seconds, rows, prefix)) for rows in (1, *ROWS)]
 
 
 async def _steps(served: ServedRequest, beat: float) -> AsyncIterator[Step | None]:
