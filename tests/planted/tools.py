@@ -6,8 +6,8 @@ MUTATIONS = (
     Mutation(
         "a required call may be text",
         "_with_calls",
-        "not body.must_call, body.many_calls",
-        "True, body.many_calls",
+        "text = not body.must_call and not formed",
+        "text = True",
         "test_tools.py::test_a_required_call_is_answered_as_openai_answers_it",
     ),
     Mutation(
@@ -153,7 +153,7 @@ MUTATIONS = (
     Mutation(
         "tools need a grammar",
         "_with_calls",
-        "if _fault(state, family, tools) is not None:",
+        "if not formed and _fault(state, family, tools) is not None:",
         "if False:",
         "test_tools.py::test_a_model_without_end_tokens_is_offered_tools_without_a_grammar",
     ),
@@ -244,7 +244,7 @@ MUTATIONS = (
     Mutation(
         "a reader for another answer knows no tools",
         "CallReader.again",
-        "CallReader(self.family, self.tools.values())",
+        "CallReader(self.family, self.tools.values(), self.alone)",
         "CallReader(self.family)",
         "test_tools.py::test_a_reader_for_another_answer_begins_anew",
     ),

@@ -7,6 +7,7 @@ drafted without the model.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from longgraft.serve.tools.lark_text import ANYTHING, escaped, quoted
 from longgraft.serve.tools.tagged_grammar import tagged_rules
 
 MOST_CALLS = 16  # in one answer; without a limit a small model may call until its tokens end
+# Parts of JSON in llguidance's grammar of a schema. A longer part of a bare call would hide a schema beside it.
+JSON_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|: |, |[{}]')
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -76,6 +79,7 @@ def grammar(
     given = json.dumps([[tool.name, tool.schema] for tool in tools], ensure_ascii=False)
     options = {"no_forcing": True} if any(token in given for token in added) else {}
     rules = [f"%llguidance {json.dumps(options)}"]
+    spelt = _in_parts if family.bare and not text else quoted
     if not text:
         rules.append(f"start: {calls}")
     elif not tools:
@@ -94,15 +98,15 @@ def grammar(
         rules.append(f"TEXT: {ANYTHING} & ~/{_tag(family, added)}/")
     if tools:
         newline = "\n" if family.begin else ""  # between a call's tags and what is between them
-        head = newline + ("" if family.tagged else '{"name": "')
+        head = quoted(newline) if family.tagged else spelt(f'{newline}{{"name": ')
         tail = ("" if family.tagged else "}") + newline
         names = " | ".join(f"tool_{n}" for n in range(len(tools)))
-        rules.append(f"call: {quoted(head)} ({names}) {quoted(tail)} {_spelt(family.end, added)}")
+        rules.append(f"call: {head} ({names}) {quoted(tail)} {_spelt(family.end, added)}")
     if family.tagged:
         rules += tagged_rules(tools)
         return "\n".join(rules)
     for n, tool in enumerate(tools):
-        name = quoted(json.dumps(tool.name, ensure_ascii=False)[1:] + f', "{family.arguments}": ')
+        name = spelt(json.dumps(tool.name, ensure_ascii=False) + f', "{family.arguments}": ')
         rules.append(f"tool_{n}: {name} %json {json.dumps(tool.schema)}")
     return "\n".join(rules)
 
@@ -142,3 +146,7 @@ def _spelt(part: str, added: Mapping[str, int]) -> str:
     if part in added:
         return f"<[{added[part]}]>"
     return quoted(part)
+
+
+def _in_parts(text: str) -> str:
+    return " ".join(map(quoted, JSON_PARTS.findall(text)))

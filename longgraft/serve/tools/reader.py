@@ -71,11 +71,13 @@ class CallReader:
     Attributes:
         family: The way in which the model writes calls; None if no call is looked for.
         tools: The tools by their names.
+        alone: An answer that does not begin with a call is text.
     """
 
-    def __init__(self, family: ToolFamily | None = None, tools: Iterable[Tool] = ()) -> None:
+    def __init__(self, family: ToolFamily | None = None, tools: Iterable[Tool] = (), alone: bool = False) -> None:
         self.family = family
         self.tools = {tool.name: tool for tool in tools}
+        self.alone = alone
         self._calls = 0  # calls that have begun
         self._half: dict[int, str] = {}  # texts of the calls that are not whole, by their places
         self._held = ""  # text that is not decided yet
@@ -91,7 +93,9 @@ class CallReader:
         """Regular expression of the text with which calls begin; None if no call is looked for."""
         if self.family is None:
             return None
-        return "|".join([r"\A\s*(```(json)?\s*)?\{\s*\"name\"\s*:", *map(re.escape, self.family.tags)])
+        begins = [r"\A\s*(```(json)?\s*)?\{\s*\"name\"\s*:"] if self._bare_counts(self.family) else []
+        start = r"\A\s*" if self.alone else ""
+        return "|".join([*begins, *(start + re.escape(tag) for tag in self.family.tags)])
 
     @property
     def called(self) -> bool:
@@ -100,7 +104,7 @@ class CallReader:
 
     def again(self) -> CallReader:
         """Returns a reader for another answer."""
-        return CallReader(self.family, self.tools.values())
+        return CallReader(self.family, self.tools.values(), self.alone)
 
     def whole(self, text: str) -> ReadAnswer:
         """Takes a whole answer, and returns it."""
@@ -154,7 +158,7 @@ class CallReader:
     def _find_tag(self, family: ToolFamily) -> str | None:
         """Returns text before a possible tag; None if more text is needed."""
         text = self._held
-        if not self._begun:
+        if not self._begun and self._bare_counts(family):
             start = re.sub(r"\s+", "", text[:MOST_BLANKS])
             if start.startswith(BARE):
                 self._bare = True
@@ -162,6 +166,10 @@ class CallReader:
                 return ""
             if any(bare.startswith(start) for bare in BARE) and len(text) < MOST_BLANKS:
                 return None
+        if self.alone and not self._may_begin(family, text.lstrip()):
+            self._begun = True
+            self._held = ""
+            return text
         places = [(text.index(tag), tag) for tag in family.tags if tag in text]
         if places:
             place, tag = min(places)
@@ -177,6 +185,14 @@ class CallReader:
         self._begun |= bool(before)
         self._held = text[len(before) :]
         return before or None
+
+    def _bare_counts(self, family: ToolFamily) -> bool:
+        """Returns True if an object without tags is a call; one that is alone was written under a grammar."""
+        return family.bare or not self.alone
+
+    def _may_begin(self, family: ToolFamily, start: str) -> bool:
+        """Returns True if the answer may begin with the tag of a call."""
+        return not self._begun and any(start.startswith(tag) or tag.startswith(start) for tag in family.tags)
 
     def _enter_calls(self, text: str, shown: int, after: int) -> None:
         """Takes note that calls begin.
