@@ -7,12 +7,13 @@ import json
 import pytest
 from jsonschema import validate
 from toys.served import asking
-from toys.tools import CITY, STOP, TOOLS, WEATHER, tool_session, tool_tokenizer
+from toys.tools import CITY, STOP, TOOLS, WEATHER, tagged_call, tool_session, tool_tokenizer
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.serve.tools.families import DESCRIBED, HERMES, LLAMA, MISTRAL
+from longgraft.serve.tools.families import DESCRIBED, HERMES, LLAMA, MISTRAL, QWEN_CODER
 from longgraft.serve.tools.grammar import Tool, grammar
-from longgraft.serve.tools.reader import Call, CallReader, Piece, ReadAnswer
+from longgraft.serve.tools.pieces import Piece
+from longgraft.serve.tools.reader import Call, CallReader, ReadAnswer
 
 TAG = str(tool_tokenizer().convert_tokens_to_ids("<tool_call>"))
 ASKED = [{"role": "user", "content": "Hi"}]
@@ -22,6 +23,7 @@ ODD = {"properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
 CALL = '{"name": "weather", "arguments": {"city": "Rome", "days": 3}}'
 CALLS = {
     "hermes": (HERMES, f"<tool_call>\n{CALL}\n</tool_call>"),
+    "qwen-coder": (QWEN_CODER, tagged_call("weather", city="Rome", days=3)),
     "described": (DESCRIBED, f"<tool_call>\n{CALL}\n</tool_call>"),
     "llama": (LLAMA, CALL.replace("arguments", "parameters")),
     "mistral": (MISTRAL, f"[TOOL_CALLS][{CALL}]"),
@@ -194,12 +196,14 @@ def test_an_answer_under_both_has_the_ids_of_plain_decoding():
         (HERMES, " ", 0),
         (LLAMA, CALLS["llama"][1], 1),
         (LLAMA, f"[{CALLS['llama'][1]}]", 0),
+        (QWEN_CODER, CALLS["qwen-coder"][1], 1),
+        (QWEN_CODER, f"{FORMATTED} {CALLS['qwen-coder'][1]}", 0),
         (MISTRAL, f"[{CALL}]", 1),
         (MISTRAL, f'{{"a": [{CALL}]}}', 0),
     ],
 )
 def test_a_reader_takes_only_an_answer_that_begins_with_a_call_as_calls(family, text, calls, at_once):
-    reader = CallReader(family, ["weather"], alone=True).again()
+    reader = CallReader(family, [Tool("weather")], alone=True).again()
     if at_once:
         found = reader.whole(text)
     else:
@@ -209,7 +213,7 @@ def test_a_reader_takes_only_an_answer_that_begins_with_a_call_as_calls(family, 
 
 
 def test_text_that_follows_a_format_is_passed_on_as_it_arrives():
-    reader = CallReader(HERMES, ["weather"], alone=True)
+    reader = CallReader(HERMES, [Tool("weather")], alone=True)
     assert reader.push('{"name": ') == [Piece('{"name": ')] and reader.push('"<tool') == [Piece('"<tool')]
 
 

@@ -265,7 +265,7 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
             return requested, AnswerContext()
     reader = CallReader()
     if tools:
-        reader = CallReader(family, [tool.name for tool in tools], alone=formed)
+        reader = CallReader(family, tools, alone=formed)
     context = AnswerContext(calls=reader)
     requested = replace(requested, stop_until="" if body.must_call else reader.begin)
     if not body.must_call and find_spec("llguidance") is None:
