@@ -177,6 +177,17 @@ def test_a_terminal_shows_the_answer_before_it_is_compared(pair, cli, monkeypatc
         assert len(out[0].split()) == 12 and out[1:] == ["[compared]", "[report]"]
 
 
+def test_steps_are_explained_where_the_method_chooses_what_they_spend(pair, cli):
+    code, out, err = cli(*ask(pair, "--method", "graft-x-text", "--explain-steps", "--json"))
+    assert code == 0, err
+    steps = json.loads(out)["steps"]
+    assert steps and sum(1 + step["accepted"] for step in steps) <= 11
+    assert all(bool(step["refused"]) == (step["nodes"] == 0) for step in steps)
+    assert "| token | known | its price |" in cli(*ask(pair, "--method", "graft-x-text", "--explain-steps"))[2]
+    code, _, err = cli(*ask(pair, "--method", "graft-x-text", "--budget", "8", "--explain-steps"))
+    assert code == 2 and "Leave --budget out, and choose graft-x or graft-x-text" in err
+
+
 def test_an_answer_of_one_token_has_no_speed(pair, cli):
     said = cli(*ask(pair, "--compare", "--max-new-tokens", 1))[2]
     assert "its first token alone (stopped at --max-new-tokens), so it has no steps and no speed" in said
@@ -474,6 +485,7 @@ def test_costs_are_measured_printed_and_saved(pair, cli, monkeypatch, tmp_path):
     shown = [line.split(", ms")[0] for line in out.splitlines() if ", ms" in line]
     found = Costs.load(tmp_path / "costs")
     assert code == 0 and shown == ["passes", "levels", "feeds", "host"] and sorted(found.passes) == [32, 64]
+    assert "tokens that a step must decode to gain, by its rows" in out and "rows that decode fastest" in out
     passes = next(line for line in out.splitlines() if line.startswith("64 tokens")).split()
     # The file has more digits than the table and is rounded separately.
     assert float(passes[-1]) == pytest.approx(1e3 * max(found.passes[64].items())[1], abs=0.006) and found.host > 0

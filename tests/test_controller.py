@@ -29,11 +29,13 @@ from longgraft.budget.acceptance_estimates import (
     DraftPlan,
     StepPlan,
 )
-from longgraft.budget.controller import Controller, Levels, WhilePayingPolicy
+from longgraft.budget.controller import Controller, Decision, Levels, WhilePayingPolicy
 from longgraft.budget.cost_model import Costs, LiveCosts
+from longgraft.budget.node_ranking import RankedProposer
 from longgraft.budget.pass_planner import REPRICED_EVERY, Bid, PassPlanner, PricedPass
 from longgraft.budget.prices import Prices
 from longgraft.engine.stats import Stats
+from longgraft.memories.partial_matching import PartialMatching
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.pass_plan import Offer
 from longgraft.protocol.proposer import Ask, BatchLoad
@@ -243,6 +245,46 @@ def test_a_plan_counts_each_part_of_a_step_once_and_all_nodes_except_the_root(co
         assert (found.draft.missed, found.draft.seconds, found.draft.price) == pytest.approx(
             (plan.draft.missed, plan.draft.seconds, plan.draft.price)
         )
+
+
+def told(controller: Controller) -> Decision:
+    """Returns what decided the controller's next step."""
+    decisions: list[Decision] = []
+    controller.explain = decisions.append
+    controller.propose(Ask(0, 60, 100))
+    (decision,) = decisions
+    return decision
+
+
+def test_a_decision_tells_what_was_known_and_what_it_cost():
+    decision = told(choosing(Ranks(KNOWN)))
+    assert (decision.ranked, decision.nodes, decision.drafted) == (2, 2, False)
+    figures = decision.known, decision.price, decision.rate, decision.credit
+    assert figures == pytest.approx((0.5, ROWS, 1.0, CREDIT))
+    assert decision.draft_worth is None and decision.refused == ""
+    drafting = told(choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7, stage=2), drafter=object()), worth=9.0))
+    assert drafting.drafted and (drafting.ranked, drafting.nodes) == (2, 3)
+    plan = planned(choosing(Ranks(KNOWN, drafter=object())), Ask(0, 60, 100))
+    assert (drafting.draft_worth, drafting.draft_price) == pytest.approx((0.5 * 9.0, plan.rate * plan.drafted(1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "refused"),
+    [([1, 2, 3], 0.1, "nothing known"), ([1, 2, 1], 9.0, "below its price"), ([1, 2, 1], 0.1, "")],
+)
+def test_a_decision_tells_why_nothing_is_proposed(text, seconds, refused):
+    memory = PartialMatching()
+    memory.extend(text)
+    costs = replace(SECONDS, passes={0: {1: 1.0, 61: 1.0 + 60 * seconds}})
+    decision = told(choosing(RankedProposer(memory), costs))
+    assert decision.refused == refused
+    assert (decision.known > 0) == (refused != "nothing known")
+
+
+def test_a_decision_names_the_credit_where_a_step_could_lose_more():
+    controller = choosing(Ranks(KNOWN))
+    controller.estimates.answer.saved = -9.0
+    assert told(controller).refused == "beyond the credit"
 
 
 def test_a_drafter_goes_on_by_how_often_its_best_guess_was_right():

@@ -68,7 +68,9 @@ class PartlyRight:
 
 
 def session() -> Session:
-    return Session(Engine(Lane(toy_target(), PartlyRight(), Clock()), chunk=17), characters())
+    made = Session(Engine(Lane(toy_target(), PartlyRight(), Clock()), chunk=17), characters())
+    made.pass_seconds = lambda rows, prefix: 1.0 + 0.02 * (rows - 1)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +233,17 @@ def test_a_comparison_shows_plain_decoding_and_a_stop_text_is_never_shown(opened
     assert text(opened, "finish") == "stop text" and text(opened, "answer") == whole[: whole.index(whole[34:38])]
 
 
+def test_break_even_shows_where_the_answer_stands(opened):
+    assert opened.js("document.querySelector('#even').hidden")
+    run(opened)
+    finished(opened)
+    need, own = (opened.js(f"document.querySelector('#even .{whose}').getAttribute('d')") for whose in ("need", "own"))
+    assert need.count("L") == 6 and own.endswith("h0")
+    height = float(own.split()[1][:-2])
+    assert 0 <= height < min(float(point.split()[1]) for point in need[1:].split("L")), "more tokens than are needed"
+    assert "tokens per step of " in text(opened, "even-about")
+
+
 def test_an_answer_of_one_token_shows_no_ratio(opened):
     opened.js("document.querySelector('#compare').checked = true")
     run(opened, 1)
@@ -390,6 +403,7 @@ def test_figures_sent_while_decoding_end_at_the_final_statistics():
     assert (step["new_tokens"], step["steps"], step["mat"]) == (20, stats["steps"], stats["mat"])
     assert (of["start"]["max_tokens"], of["start"]["prompt_tokens"]) == (20, len(PROMPT)) and stats["steps"] < 19
     assert (plain["new_tokens"], plain["steps"], plain["mat"]) == (20, 19, 0)
+    assert of["start"]["break_even"][:2] == [[1, 1.0], [2, 1.02]]
     compared = of["compared"]
     assert compared["identical"] and compared["first_divergence"] is None and not compared["may_differ"]
     assert [told["read"] for name, told in events if name == "read"][:3] == [17, 34, 51]

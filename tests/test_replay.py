@@ -15,7 +15,16 @@ from longgraft.eval.replay.machines import MACHINES, costs_of
 from longgraft.eval.replay.recorded_answer import RecordedAnswer
 from longgraft.eval.replay.recorded_drafts import RecordedDrafts
 from longgraft.eval.replay.recorded_rows import RecordedRows
-from longgraft.eval.replay.replay import StepPrices, Replay, Replayed, Step, known_to_text, oracle, replayed, followed_path
+from longgraft.eval.replay.replay import (
+    Replay,
+    Replayed,
+    Step,
+    StepPrices,
+    followed_path,
+    known_to_text,
+    oracle,
+    replayed,
+)
 from longgraft.memories.continuations import WIDTH
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 

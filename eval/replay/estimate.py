@@ -13,7 +13,7 @@ from longgraft.config.method_roles import HEADLESS
 from longgraft.engine.encoder import Encoder
 from longgraft.eval.replay.logs import LoggedAnswer
 from longgraft.eval.replay.recorded_answer import RecordedAnswer
-from longgraft.eval.replay.replay import Known, StepPrices, Replay, Replayed, known_to_text, oracle
+from longgraft.eval.replay.replay import Known, Replay, Replayed, StepPrices, known_to_text, oracle
 from longgraft.methods.find import find
 
 SHORTEST = 8  # tokens of an answer; shorter ones say little about a method

@@ -219,7 +219,9 @@ class Controller:
             price = plan.rate * plan.drafted(1)
         token = plan.prices.token
         self.explain(
-            Decision(known, floors[1], ranked, nodes, plan.rate * token, plan.credit / token, worth, price, drafted)
+            Decision(
+                known, float(floors[1]), ranked, nodes, plan.rate * token, plan.credit / token, worth, price, drafted
+            )
         )
 
     def _likeliest(self) -> float:

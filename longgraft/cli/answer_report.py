@@ -47,7 +47,7 @@ def print_report(report: dict[str, Any]) -> None:
     if "compare" in report:
         _print_comparison(report)
     if "steps" in report:
-        from longgraft.eval.reports.step_explanations import explanation_table
+        from longgraft.budget.step_explanations import explanation_table
 
         print(f"\n{explanation_table(report['steps'])}", file=sys.stderr)
     if report["loops"]:

@@ -96,7 +96,7 @@ def estimate(
 def _explain(answers: Sequence[RecordedAnswer], options: EstimateOptions, costs: Costs, log: Path) -> None:
     """Prints what decided each step of one answer, replayed as the first of its session."""
     from longgraft.budget.controller import Controller, Decision
-    from longgraft.eval.reports.step_explanations import explained, explanation_table
+    from longgraft.budget.step_explanations import explained, explanation_table
 
     chosen = next((one for one in answers if one.id == options.explain), None)
     if chosen is None:

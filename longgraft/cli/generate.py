@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling
     from longgraft.budget.controller import Decision
     from longgraft.engine.session import Generation, Session
+    from longgraft.methods.assembly import Loaded
 
 generating = typer.Typer()
 
@@ -108,7 +109,7 @@ class Answers:
             repeated, rejected = accepted(predicted, answer.token_ids)
             report["prediction"] = {"accepted_tokens": repeated, "rejected_tokens": rejected}
         if self.decisions is not None:
-            from longgraft.eval.reports.step_explanations import explained
+            from longgraft.budget.step_explanations import explained
 
             report["steps"] = explained(self.decisions, answer.stats.accepted_per_step)
         if self.compare:
@@ -178,19 +179,9 @@ def generate(
     if shown.dry_run:
         print("\n".join(describe(pair, settings, draw, shape, ends, machine)))
         return
-    from longgraft.models.fetch import NotFetched
-
-    try:
-        session, loaded = open_session(pair, settings, tell=not quiet)
-    except NotFetched as error:
-        if not or_embedded:
-            raise
-        say(
-            f"{error}\nlonggraft: the embedded model answers instead. It is a toy of 7 million "
-            "parameters, which continues the prompt as plain text"
-        )
+    session, loaded, replaced = _opened(pair, settings, or_embedded, tell=not quiet)
+    if replaced:
         prompts = [prompt.as_text() for prompt in prompts]
-        session, loaded = open_session(Pair(), settings, tell=not quiet)
     if isinstance(recording, str):
         recording = session.tokenizer(recording, add_special_tokens=False)["input_ids"]
     sampling = session.sampling(**requested) if recording is None else Sampling(replay=recording)
@@ -214,6 +205,22 @@ def generate(
         report = answers.told(ids)
         print(report["text"], flush=True)
         print_report(report)
+
+
+def _opened(pair: Pair, settings: Settings, or_embedded: bool, tell: bool) -> tuple[Session, Loaded, bool]:
+    """Returns the session, what it was made from, and True if the embedded model replaces one that was not fetched."""
+    from longgraft.models.fetch import NotFetched
+
+    try:
+        return *open_session(pair, settings, tell=tell), False
+    except NotFetched as error:
+        if not or_embedded:
+            raise
+        say(
+            f"{error}\nlonggraft: the embedded model answers instead. It is a toy of 7 million "
+            "parameters, which continues the prompt as plain text"
+        )
+    return *open_session(Pair(), settings, tell=tell), True
 
 
 def _decisions(session: Session) -> list[Decision]:

@@ -33,7 +33,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the embedded model answers unasked",
-        "generate:generate",
+        "generate:_opened",
         "        if not or_embedded:\n            raise\n",
         "",
         "test_cli.py::test_the_embedded_model_replaces_one_that_cannot_be_fetched_only_if_requested",

@@ -1,4 +1,4 @@
-"""What decided each step of an answer, as a table."""
+"""What decided each step of an answer: objects for programs, and a table for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from longgraft.budget.controller import Decision
-from longgraft.eval.reports.tables import markdown, number
 
 HEAD = (
     "token",
@@ -21,6 +20,20 @@ HEAD = (
     "credit",
     "draft's worth",
     "draft's price",
+)
+# The fields of these columns.
+FIELDS = (
+    "token",
+    "known",
+    "price",
+    "ranked",
+    "nodes",
+    "accepted",
+    "refused",
+    "rate",
+    "credit",
+    "draft_worth",
+    "draft_price",
 )
 
 
@@ -40,23 +53,17 @@ def explained(decisions: Sequence[Decision], accepted: Sequence[int]) -> list[di
 
 
 def explanation_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns the table of these steps."""
-    lines = []
+    """Returns the table of these steps in Markdown; a worth in brackets is that of a draft that was not made."""
+    lines = [HEAD, ("---",) * len(HEAD)]
     for row in rows:
-        drafted = number(row["draft_worth"]) + (" (drafted)" if row["drafted"] else "")
-        lines.append(
-            [
-                str(row["token"]),
-                number(row["known"]),
-                number(row["price"]),
-                str(row["ranked"]),
-                str(row["nodes"]),
-                str(row["accepted"]),
-                row["refused"],
-                number(row["rate"]),
-                number(row["credit"]),
-                drafted,
-                number(row["draft_price"]),
-            ]
-        )
-    return markdown(HEAD, lines)
+        cells = [_cell(row[name]) for name in FIELDS]
+        if row["draft_worth"] is not None and not row["drafted"]:
+            cells[-2] = f"({cells[-2]})"
+        lines.append(tuple(cells))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
