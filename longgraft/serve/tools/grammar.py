@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from longgraft.acceptance.json_schemas import SPACING, followable, problems
+from longgraft.acceptance.json_schemas import SPACING, Problem, followable, problems
 from longgraft.serve.tools.families import ToolFamily
 
 MOST_CALLS = 16  # in one answer; without a limit a small model may call until its tokens end
@@ -40,8 +40,7 @@ class Tool:
 
         Raises ValueError if the tool is strict and a part of its schema cannot be followed.
         """
-        schema = dict(NO_ARGUMENTS if self.parameters is None else self.parameters)
-        schema["type"] = "object"
+        schema = self._object
         faults = problems(schema) if self.strict else []
         if faults:
             raise ValueError(
@@ -49,6 +48,15 @@ class Tool:
                 "that out, or leave strict and tool_choice out."
             )
         return {"x-guidance": SPACING, **followable(schema)[0], "type": "object"}
+
+    @property
+    def left_out(self) -> Sequence[Problem]:
+        """The parts that are left out of the schema."""
+        return () if self.strict else followable(self._object)[1]
+
+    @property
+    def _object(self) -> dict[str, Any]:
+        return dict(NO_ARGUMENTS if self.parameters is None else self.parameters) | {"type": "object"}
 
 
 def grammar(
