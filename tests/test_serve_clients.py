@@ -78,10 +78,34 @@ def test_the_stop_string_that_ended_the_text_is_named(path):
 
 @pytest.mark.parametrize("path", NAMED)
 def test_a_long_stop_string_and_a_special_token_are_named(path):
-    text = TEXT[path](post(path, **ASKED[path] | {"max_tokens": 200, "n_predict": 200}))
+    longer = ASKED[path] | {list(ASKED[path])[-1]: 200}  # the limit is the last field
+    text = TEXT[path](post(path, **longer))
     field = "stop_sequences" if path == MESSAGES else "stop"
-    long = ASKED[path] | {"max_tokens": 200, "n_predict": 200, field: [text[3:103]]}
+    long = longer | {field: [text[3:103]]}
     assert NAMED[path](post(path, **long)) == text[3:103]
     special = ASKED[path] | {field: ["<|fim_suffix|>"], "logit_bias": {"94": 1000}, "temperature": 0}
     if path != "/infill":  # its answers end at such tokens anyway
         assert NAMED[path](post(path, text_session(fim=True), **special)) == "<|fim_suffix|>"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_an_error_in_a_stream_has_the_number_of_its_event(path):
+    class Broken:
+        steps = 0
+
+        def stepped(self, served, step, seconds) -> None:
+            self.steps += 1
+            if self.steps > 4:
+                raise RuntimeError("our mistake")
+
+        def ended(self, served, end) -> None:
+            pass
+
+    async def ask(http):
+        http._transport.app.state.longgraft.worker.watchers.append(Broken())
+        said = [{"role": "user", "content": "hello"}]
+        body = {"input": said} if path == "/v1/responses" else {"messages": said, "max_tokens": 90}
+        return (await http.post(path, json=body | {"stream": True})).text
+
+    events = [json.loads(line[6:]) for line in asking(ask).splitlines() if line.startswith("data: ")]
+    assert events[-1]["type"] == "error" and events[-1]["sequence_number"] == len(events) - 1 > 3

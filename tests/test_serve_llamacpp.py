@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
 import pytest
 from toys.served import FIM, TEMPLATE, asking, characters, text_session, until_true
@@ -142,3 +143,105 @@ def test_the_tokenizer_is_described():
     bare = text_session()
     error = called("GET", "/tokenizer_info", session=Session(bare.engine, None), status=400)["error"]
     assert "without a tokenizer" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/apply-template", "/tokenize"])
+def test_a_prompt_may_end_without_the_beginning_of_an_answer(path):
+    found = called("POST", path, {"messages": HELLO, "add_generation_prompt": False})
+    text = found.get("prompt") or characters().decode(found["tokens"])
+    assert text == "u:hello\n"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"])
+def test_an_answer_without_its_beginning_continues_the_bare_prompt(path):
+    body = {"messages": HELLO, "max_tokens": 4} if path != "/v1/responses" else {"input": "hello"}
+    found = [called("POST", path, body | {"add_generation_prompt": opened}) for opened in (True, False)]
+    with_it, without = (answer.get("input_tokens") or input_tokens(answer["usage"]) for answer in found)
+    assert (with_it, without) == (len("u:hello\na:"), len("u:hello\n"))
+
+
+def input_tokens(usage: dict) -> int:
+    return usage.get("prompt_tokens") or usage["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/apply-template", "/tokenize", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"]
+)
+@pytest.mark.parametrize("field, value", [("continue_final_message", True), ("chat_template", "{{ messages }}")])
+def test_a_field_that_would_change_the_prompt_is_refused_where_it_is_made(path, field, value):
+    error = called("POST", path, {"messages": HELLO, "max_tokens": 4, field: value}, status=400)["error"]
+    assert error["param"] == field and "is not supported here" in error["message"]
+
+
+def test_the_tools_of_a_chat_are_counted():
+    tool = {"type": "function", "function": {"name": "weather"}}
+    found = called("POST", "/tokenize", {"messages": HELLO, "tools": [tool]})
+    assert "weather" in characters().decode(found["tokens"])
+
+
+@pytest.mark.parametrize("path", ["/completion", "/infill"])
+@pytest.mark.parametrize("field", ["n", "n_cmpl"])
+def test_several_answers_are_refused_where_there_is_one(path, field):
+    body = {"prompt": "a", "input_prefix": "a", "input_suffix": "", "n_predict": 2}
+    error = called("POST", path, body | {field: 2}, status=400)["error"]
+    assert error["param"] == field
+    assert called("POST", path, body | {field: 1})["tokens_predicted"] == 2
+
+
+@pytest.mark.parametrize("path", ["/completion", "/infill", "/v1/completions", "/v1/chat/completions"])
+def test_each_chunk_has_the_timings_if_they_are_asked_for(path):
+    body = {"prompt": PROMPT, "input_prefix": PROMPT, "input_suffix": "", "messages": HELLO, "stream": True}
+
+    def chunks(more: dict) -> list[dict]:
+        response = asking(lambda http: http.post(path, json=body | {"max_tokens": 20} | more))
+        lines = [line.removeprefix("data: ") for line in response.text.splitlines()]
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    counts = [chunk["timings"]["predicted_n"] for chunk in chunks({"timings_per_token": True})]
+    assert len(counts) > 2 and counts == sorted(counts) and counts[-1] == 20 and 0 < counts[0] < 20
+    assert ["timings" in chunk for chunk in chunks({})] == [False] * (len(chunks({})) - 1) + [True]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_timings_of_each_chunk_are_refused_where_there_are_none(path):
+    body = {"messages": HELLO, "max_tokens": 4} if path == "/v1/messages" else {"input": "a"}
+    error = called("POST", path, body | {"stream": True, "timings_per_token": True}, status=400)["error"]
+    assert error["param"] == "timings_per_token"
+
+
+@pytest.mark.parametrize(
+    "path, body", [("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": HELLO})]
+)
+def test_answers_name_the_server_as_its_properties_do(path, body):
+    async def ask(http):
+        whole = (await http.post(path, json=body)).json()
+        stream = (await http.post(path, json=body | {"stream": True, "max_tokens": 4})).text
+        return whole["system_fingerprint"], stream, (await http.get("/props")).json()["build_info"]
+
+    name, stream, build = asking(ask)
+    assert name == build and name.startswith("longgraft-")
+    assert stream.count(f'"system_fingerprint":"{name}"') == stream.count("data: {")
+
+
+def test_llama_cpps_metrics_count_what_the_answers_say():
+    async def ask(http):
+        body = {"prompt": PROMPT, "n_predict": 12}
+        answers = [(await http.post("/completion", json=body)).json() for _ in range(2)]
+        lines = (await http.get("/metrics")).text.splitlines()
+        return answers, dict(re.sub(r"\{.*\}", "", line).split() for line in lines if line.startswith("llamacpp:"))
+
+    answers, found = asking(ask, metrics_prefix="llamacpp:")
+    timings = [answer["timings"] for answer in answers]
+    wanted = {
+        "prompt_tokens_total": sum(one["prompt_n"] for one in timings),
+        "prompt_seconds_total": sum(one["prompt_ms"] for one in timings) / 1000,
+        "tokens_predicted_total": 24,
+        "tokens_predicted_seconds_total": sum(one["predicted_ms"] for one in timings) / 1000,
+        "n_tokens_max": len(PROMPT) + 12,
+        "requests_processing": 0,
+        "requests_deferred": 0,
+    }
+    wanted["prompt_tokens_seconds"] = wanted["prompt_tokens_total"] / wanted["prompt_seconds_total"]
+    wanted["predicted_tokens_seconds"] = 24 / wanted["tokens_predicted_seconds_total"]
+    for name, value in wanted.items():
+        assert float(found[f"llamacpp:{name}"]) == pytest.approx(value), name

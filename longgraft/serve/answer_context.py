@@ -19,6 +19,8 @@ class AnswerContext:
         predicted: Token ids of the prediction that the body gives.
         constraint_field: The body's field that has the constraint, for errors.
         only_reads: The answer leaves out the token that reading a prompt yields.
+        notes: Sentences on what of the request is not followed.
+        with_timings: Each chunk has the figures so far.
     """
 
     echo: str = ""
@@ -27,6 +29,8 @@ class AnswerContext:
     predicted: Sequence[int] = ()
     constraint_field: str | None = None
     only_reads: bool = False
+    notes: Sequence[str] = ()
+    with_timings: bool = False
 
     def again(self) -> AnswerContext:
         """Returns the context of another answer to the same prompt."""

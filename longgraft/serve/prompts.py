@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from itertools import chain
 from typing import Any
@@ -18,6 +19,7 @@ from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.text_length import PER_TOKEN, least_tokens
 from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.formats.errors import ApiError, client_errors
+from longgraft.serve.formats.logit_fields import left_out
 from longgraft.serve.formats.request_fields import AnswerRequest, ChatRequest, CompletionRequest
 from longgraft.serve.state import State
 from longgraft.serve.tools.families import ToolFamily, family_of
@@ -158,8 +160,14 @@ def prepared(state: State, body: AnswerRequest, encoded: Encoded, predicted: Seq
         priority=body.priority or 0,
         client=client,
     )
-    only_reads = body.new_tokens == 0
-    return requested, replace(context, predicted=predicted, constraint_field=constraint_field, only_reads=only_reads)
+    return requested, replace(
+        context,
+        predicted=predicted,
+        constraint_field=constraint_field,
+        only_reads=body.new_tokens == 0,
+        notes=(*body.notes, *context.notes),
+        with_timings=bool(body.timings_per_token and body.stream),
+    )
 
 
 def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None) -> Sampling:
@@ -174,7 +182,10 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
     try:
         sampling = body.sampling(state.session.defaults)
         about = next(iter(body.constraints()), "")
-        state.check_ids(list(sampling.logit_bias or ()), "logit_bias")
+        biases = body.biases(partial(state.ids, param="logit_bias"))
+        if biases:
+            sampling = replace(sampling, logit_bias=biases)
+        state.check_ids(list(biases), "logit_bias")
         state.session.constraint(sampling, state.session.eos)
         if tool_calls is not None:
             about = "tools"
@@ -242,10 +253,12 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[str] | None]:
     fields = {"messages": messages, "tools": tools, "chat_template_kwargs": kwargs}
     special = state.special_tokens(body.special_tokens_in_content or state.options.special_tokens_in_content)
 
+    opened = body.add_generation_prompt is not False
+
     def render(fields: Mapping[str, Any]) -> str:
         messages, more = rendered(family, fields["messages"], fields["tools"])
         more |= fields["chat_template_kwargs"]
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **more)
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=opened, tokenize=False, **more)
 
     try:
         return special.rendered(fields, render)
@@ -271,9 +284,12 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
     if not body.must_call and find_spec("llguidance") is None:
         return requested, context  # calls are read as the model writes them
     if not body.must_call and not any(tool.strict for tool in tools):
+        given = tools
         tools = _followable(state, family, tools)
         if not formed and _fault(state, family, tools) is not None:
-            return requested, context
+            note = "No call follows its tool's schema, because all of them together cannot be followed."
+            return requested, replace(context, notes=[note])
+        context = replace(context, notes=_notes_of(given, tools))
     with client_errors("tools"):
         text = not body.must_call and not formed
         rules = grammar(family, tools, state.tokenizer.get_added_vocab(), text, body.many_calls)
@@ -299,6 +315,17 @@ def _followable(state: State, family: ToolFamily, tools: Sequence[Tool]) -> list
             tool = replace(tool, parameters={})
         followable.append(tool)
     return followable
+
+
+def _notes_of(given: Sequence[Tool], followed: Sequence[Tool]) -> list[str]:
+    """Returns sentences on what is left out of the schemas of tools."""
+    notes = []
+    for before, after in zip(given, followed, strict=True):
+        name = f"Function {after.name}"
+        if after is not before:
+            notes.append(f"{name} takes any arguments, because its schema cannot be followed.")
+        notes += left_out(name, after.left_out)
+    return notes
 
 
 def _fault(state: State, family: ToolFamily, tools: Sequence[Tool]) -> ValueError | None:

@@ -216,6 +216,6 @@ def _path(place: Path, value: Any, missing: bool) -> Path:
         elif isinstance(value, dict) and part in value:
             path.append(part)
             value = value[part]
-    if missing:
+    if missing and isinstance(place[-1], str):
         path.append(place[-1])
     return tuple(path)

@@ -115,6 +115,7 @@ class ServedRequest(Scheduled):
         prompt_logprobs: Those of the prompt's tokens, once it is read.
         until: Time at which `seconds` are over.
         end: Its end; None while it goes on.
+        stats: Costs and acceptance so far; only if its chunks have them.
         trace: Headers that name the trace it belongs to.
     """
 
@@ -146,6 +147,7 @@ class ServedRequest(Scheduled):
             self.prompt_logprobs.append(unfollowed(requested.ids[0]))
         self.until = math.inf
         self.end: End | None = None
+        self.stats: Stats | None = None
         self.trace = TRACE.get()
         self._tokens = TOKENS.get() or Tokens()
         self._worker = worker

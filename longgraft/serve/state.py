@@ -131,8 +131,9 @@ class State:
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError about this field if an id is not in the vocabulary."""
         size = self.session.target.vocab_size
-        if ids and max(ids) >= size:
-            raise ApiError(400, f"{param} holds {max(ids)}, and {self.name} knows 0 to {size - 1}.", param)
+        wrong = [token for token in ids if not 0 <= token < size]
+        if wrong:
+            raise ApiError(400, f"{param} holds {wrong[0]}, and {self.name} knows 0 to {size - 1}.", param)
 
     def need_template(self, param: str) -> Any:
         """Returns the tokenizer; raises ApiError about this field if it has no chat template."""

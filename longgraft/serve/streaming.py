@@ -20,6 +20,7 @@ from longgraft.serve.served_request import End, ServedRequest
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Form = TypeVar("Form")
 DONE = "data: [DONE]\n\n"
+DATA = "\ndata: "  # once in each event that has a name; a JSON text has no line ends
 EVENTS = "text/event-stream"
 # Responses of a route, for the OpenAPI schema.
 JSON_OR_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, EVENTS: {}}}}
@@ -190,11 +191,15 @@ class EventForm:
             return f"event: {value['type']}\n{event}"
         return event
 
-    def error(self, error: ApiError) -> str:
-        """Returns the text of an error's event: with the fields of Anthropic's and of OpenAI's if events have names."""
+    def error(self, error: ApiError, sent: int) -> str:
+        """Returns the text of an error's event: with the fields of Anthropic's and of OpenAI's if events have names.
+
+        Args:
+            sent: Number of the events before it.
+        """
         body = error.body
         if self.named:
-            body = body | {"sequence_number": 0} | body["error"] | {"type": "error"}
+            body = body | {"sequence_number": sent} | body["error"] | {"type": "error"}
         return self.event(body)
 
 
@@ -243,14 +248,16 @@ class EventStream(Response):
             async for event in events_of(served, form, self.beat, self.events):
                 events.put_nowait(event)
 
+        sent = 0
         running = asyncio.create_task(self.turns.run(tell))
         running.add_done_callback(events.put_nowait)
         try:
             while isinstance(event := await events.get(), str):
+                sent += event.count(DATA)
                 yield event
             event.result()
         except Exception as error:
-            yield self.events.error(ApiError.of(error))
+            yield self.events.error(ApiError.of(error), sent)
         finally:
             running.cancel()
         if self.events.last:

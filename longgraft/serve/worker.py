@@ -207,6 +207,8 @@ class Worker:
         if step is not None and request.finish_reason is None:
             reason = self._cut(served, step)  # before the client has the step, whose text this may end
         if step is not None:
+            if served.context.with_timings:
+                served.stats = request.stats
             step = served.shown_step(step)
             served.send(step)
             for watcher in self.watchers:

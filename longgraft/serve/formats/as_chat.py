@@ -17,6 +17,7 @@ ONLY_CHATS: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "top_logprobs": (0,),
     "return_token_ids": (False,),
+    "timings_per_token": (False,),
 }
 SAME = dict.fromkeys(("max_completion_tokens", "n_predict"), "max_tokens")  # further names of one field
 

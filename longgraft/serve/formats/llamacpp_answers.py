@@ -47,7 +47,7 @@ class LlamaCppFormat:
 
     def text_chunks(self, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
         """Yields a chunk of text, often of several tokens."""
-        yield {
+        chunk = {
             "index": 0,
             "content": text,
             "tokens": ids,
@@ -55,6 +55,9 @@ class LlamaCppFormat:
             "id_slot": 0,
             "tokens_evaluated": len(self.laid.ids),
         }
+        if self.served.stats is not None:
+            chunk["timings"] = timings(self.served.stats)
+        yield chunk
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
         """Yields the statistics, without the text."""
@@ -62,6 +65,7 @@ class LlamaCppFormat:
 
     def _final_fields(self, text: str, ids: Sequence[int], end: End) -> dict[str, Any]:
         stats = end.stats
+        notes = self.served.context.notes
         return {
             "index": 0,
             "content": text,
@@ -80,6 +84,7 @@ class LlamaCppFormat:
             "tokens_cached": stats.reused_tokens,
             "layout": self.laid.form,
             "timings": timings(stats),
+            "longgraft": {"notes": list(notes)} if notes else {},
         }
 
     def _settings(self) -> dict[str, Any]:

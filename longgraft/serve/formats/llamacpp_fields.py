@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from longgraft.serve.formats.request_fields import AnswerRequest, TokenIds
+from longgraft.serve.formats.request_fields import AnswerRequest, TokenIds, Unsupported
 
 PIECES = 256  # most pieces of other text; llama.vim sends 16
 
@@ -26,6 +26,14 @@ class LlamaCppRequest(AnswerRequest):
         None, description="Paths such as timings/prompt_n; none: all"
     )
     return_tokens: bool | None = False
+
+    def check_supported(self) -> None:
+        """Raises Unsupported for several answers, which only OpenAI's API has here."""
+        super().check_supported()
+        if (self.n or 1) > 1:
+            raise Unsupported(
+                "n", f"n is {self.n}, and one answer is given here. Leave it out, or ask /v1/completions."
+            )
 
     @property
     def seconds(self) -> float | None:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from longgraft.acceptance.json_schemas import followable
+from longgraft.acceptance.json_schemas import Problem, followable
 from longgraft.config.settings import LogitSettings
 from longgraft.serve.formats.json_fields import JsonFields, KnownFields, described_by
 
 MOST = 4096  # most choices or biases; clients send far fewer
+MOST_NOTES = 8  # sentences about one schema
+FORBIDDEN = -1e9  # the bias of a token that must not come
 ANY_OBJECT = {"type": "object"}
+# A number, or false for a token that must not come; in this order, because false equals 0.
+Bias = Annotated[float | Literal[False], Field(union_mode="left_to_right")]
+BiasedText = Annotated[str, Field(max_length=1000)]
 # All other fields here are constraints.
 PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty", "logit_bias")
 
 
 def at_most(biases: Any) -> Any:
     """Returns biases; raises ValueError if they are so many that the errors of all would take gigabytes."""
-    if isinstance(biases, dict) and len(biases) > MOST:
+    if isinstance(biases, dict | list) and len(biases) > MOST:
         raise ValueError(f"logit_bias has {len(biases):,} biases, and {MOST:,} are taken. Send fewer.")
     return biases
 
@@ -42,6 +49,13 @@ class NamedSchema(JsonFields):
             return self.json_schema
         schema, _ = followable(self.json_schema)
         return schema
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on the parts that are left out."""
+        if self.strict:
+            return []
+        return left_out("response_format", followable(self.json_schema)[1])
 
 
 class ResponseFormat(JsonFields):
@@ -81,16 +95,30 @@ class LogitFields(JsonFields):
     repetition_penalty: float | None = described_by(LogitSettings, "repetition_penalty")
     repeat_penalty: float | None = Field(None, description="llama.cpp's name of repetition_penalty")
     logit_bias: (
-        Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], float], BeforeValidator(at_most)] | None
-    ) = Field(None, description="Token ids, and the numbers that are added to their logits")
+        Annotated[
+            dict[BiasedText, Bias]
+            | Annotated[
+                list[Annotated[tuple[Annotated[int, Field(ge=0)] | BiasedText, Bias], Field(strict=False)]],
+                Field(fail_fast=True),
+            ],
+            BeforeValidator(at_most),
+        ]
+        | None
+    ) = Field(
+        None,
+        description="Token ids, or texts whose tokens are meant, and the numbers that are added to their logits; false "
+        "forbids them; llama.cpp's pairs, too",
+    )
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's")
     guided_json: dict[str, Any] | str | None = Field(None, description="vLLM's older names")
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(min_length=1, max_length=MOST, fail_fast=True)] | None = None
     guided_grammar: str | None = None
-    json_schema: dict[str, Any] | None = Field(None, description="llama.cpp's")
+    json_schema: dict[str, Any] | str | None = Field(None, description="llama.cpp's, or SGLang's text")
     grammar: str | None = Field(None, description="llama.cpp's: GBNF, or Lark")
+    regex: str | None = Field(None, description="SGLang's")
+    ebnf: str | None = Field(None, description="SGLang's: GBNF")
 
     @property
     def constrained(self) -> bool:
@@ -107,14 +135,40 @@ class LogitFields(JsonFields):
         if self.repetition_penalty is None:
             penalties["repetition_penalty"] = self.repeat_penalty
         named: dict[str, Any] = {name: value for name, value in penalties.items() if value is not None}
-        if self.logit_bias:
-            named["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         constraints = self.constraints()
         if len(constraints) > 1:
             raise ValueError(
                 f"{' and '.join(constraints)} were given; an answer follows one of them. Leave the others out."
             )
         return named | dict(constraints.values())
+
+    def biases(self, encode: Callable[[str], Sequence[int]]) -> dict[int, float]:
+        """Returns the biases by token; several of one token are added up.
+
+        Raises ValueError for a text without tokens.
+
+        Args:
+            encode: Returns the token ids of a text.
+        """
+        pairs = self.logit_bias or []
+        if isinstance(pairs, dict):  # a key that is a number is an id
+            pairs = [(int(key) if re.fullmatch("-?[0-9]{1,18}", key) else key, bias) for key, bias in pairs.items()]
+        biases = dict[int, float]()
+        for token, bias in pairs:
+            ids = encode(token) if isinstance(token, str) else [token]
+            if not ids:
+                raise ValueError(f"logit_bias has {token!r}, which has no tokens. Leave it out.")
+            for known in ids:
+                added = FORBIDDEN if bias is False else bias
+                biases[known] = max(FORBIDDEN, biases.get(known, 0.0) + added)
+        return biases
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what is left out of the format; ValueError as for `constraints`."""
+        if self.response_format is None or self.response_format.json_schema is None:
+            return []
+        return self.response_format.json_schema.notes
 
     def constraints(self) -> dict[str, tuple[str, Any]]:
         """Returns {field of the request: (field of `LogitOptions`, its value)}.
@@ -129,6 +183,8 @@ class LogitFields(JsonFields):
         for name, kind, value in (
             ("json_schema", "json_schema", self.json_schema),
             ("grammar", "grammar", self.grammar or None),
+            ("regex", "regex", self.regex),
+            ("ebnf", "grammar", self.ebnf),
             ("guided_json", "json_schema", self.guided_json),
             ("guided_regex", "regex", self.guided_regex),
             ("guided_grammar", "grammar", self.guided_grammar),
@@ -142,6 +198,18 @@ class LogitFields(JsonFields):
             if value is not None:  # an empty schema counts: it allows every document
                 constraints[name] = kind, value
         return constraints
+
+
+def left_out(name: str, problems: Sequence[Problem]) -> list[str]:
+    """Returns sentences on the parts that are left out of a schema.
+
+    Args:
+        name: What has the schema.
+    """
+    notes = [f"{name} is followed without a part of its schema: {problem}." for problem in problems[:MOST_NOTES]]
+    if len(problems) > MOST_NOTES:
+        notes.append(f"{name} is followed without {len(problems) - MOST_NOTES:,} further parts of its schema.")
+    return notes
 
 
 def _any_of(choice: list[str] | None) -> str | None:

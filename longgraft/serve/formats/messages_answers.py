@@ -32,7 +32,7 @@ class MessagesFormat:
         self.requested = served.requested
         self.blocks = Blocks(served.context.calls)
         self._text = state.text
-        self._notes = body.notes
+        self._notes = served.context.notes
         self.id = f"msg_{uuid.uuid4().hex[:24]}"
 
     def response(self, answer: Answer) -> dict[str, Any]:

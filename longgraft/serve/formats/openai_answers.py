@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from longgraft import __version__
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.predicted_output import accepted
 from longgraft.serve.formats.logprobs import Fields, LogprobSeries, chat_logprobs, completion_logprobs
@@ -20,6 +21,7 @@ from longgraft.serve.tools.reader import Piece
 Spelt = Callable[[Sequence[int]], str]
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length", "cut": "stop", "cancelled": "stop"}
+FINGERPRINT = f"longgraft-{__version__}"  # of the server that answers
 SHOWN = 16  # tokens of the prompt that are shown before and after its first difference from a kept one
 
 
@@ -189,7 +191,7 @@ class OpenAIFormat:
 
     def _figures(self, end: End) -> dict[str, Any]:
         """Returns the costs of an answer, in the fields of this server, of llama.cpp and of vLLM."""
-        figures = cost(end, self.served.requested, self.spelt)
+        figures = cost(end, self.served.requested, self.spelt, self.served.context.notes)
         if self.served.context.layout:
             figures["layout"] = self.served.context.layout
         return {
@@ -202,6 +204,8 @@ class OpenAIFormat:
         chunk = self._object(self.kind.chunk_name, [self._choice(fields, ids, end)])
         if self.with_usage:
             chunk["usage"] = None
+        if self.served.stats is not None:
+            chunk["timings"] = timings(self.served.stats)
         return chunk
 
     def _choice(self, fields: dict[str, Any], ids: Sequence[int], end: End | None) -> dict[str, Any]:
@@ -221,6 +225,7 @@ class OpenAIFormat:
             "object": name,
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": FINGERPRINT,
             "choices": choices,
         }
 

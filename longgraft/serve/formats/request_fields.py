@@ -30,6 +30,7 @@ MESSAGES = 4096  # most messages of a chat, and parts of a message; clients send
 DEFAULT_TOKENS = 16  # tokens of a completion without max_tokens: OpenAI's default
 # Most new tokens; -1: as many as are allowed; 0: the prompt is only read, so that the next is read faster.
 Limit = Annotated[int, Field(ge=-1)]
+RANDOM_SEEDS = (None, -1, 2**32 - 1)  # each request draws its own; llama.cpp's default is the last
 # Values of unsupported fields that change nothing, besides null.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -44,6 +45,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "dynatemp_range": (0,),
     "min_tokens": (0,),
     "use_beam_search": (False,),
+    "n_cmpl": (1,),
+    "grammar_lazy": (False,),
+    "guided_whitespace_pattern": (),
+    "lora": ([],),
+    "image_data": ([],),
+    "multimodal_data": ([],),
     "length_penalty": (1,),
     "truncate_prompt_tokens": (),
     "tools": ([],),
@@ -51,7 +58,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "modalities": (["text"],),
     "continue_final_message": (False,),
-    "add_generation_prompt": (True,),
     "echo": (False,),
     "chat_template": (),
     "documents": ([],),
@@ -159,7 +165,7 @@ class AnswerRequest(LogitFields):
     top_p: float | None = described_by(SamplingSettings, "top_p")
     top_k: int | None = described_by(SamplingSettings, "top_k")
     min_p: float | None = described_by(SamplingSettings, "min_p")
-    seed: int | None = described_by(SamplingSettings, "seed", "-1, or none: a new seed for each request.")
+    seed: int | None = described_by(SamplingSettings, "seed", "-1, 4294967295 or none: a new seed for each request.")
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=STOPS)] | None = Field(
         None, description=f"Up to {STOPS} strings; the text ends before them"
     )
@@ -175,6 +181,7 @@ class AnswerRequest(LogitFields):
     n_predict: Limit | None = Field(None, description="llama.cpp's name of max_tokens")
     prediction: str | Prediction | None = Field(None, description="Text that the answer may repeat")
     return_token_ids: bool | None = False
+    timings_per_token: bool | None = Field(False, description="llama.cpp's: each chunk has the timings so far")
     speculative: Speculative | None = Field(None, description="Limits what the server proposes")
     priority: int | None = Field(None, description="Waiting requests with a lower number begin first; default 0")
     longgraft: Own | None = None
@@ -206,7 +213,7 @@ class AnswerRequest(LogitFields):
         if temperature == 0:
             return Sampling(**options)
         seed = self.seed
-        if seed is None or seed == -1:
+        if seed in RANDOM_SEEDS:
             seed = secrets.randbits(63)
         return defaults.sampling(
             {
@@ -323,6 +330,7 @@ class ChatRequest(AnswerRequest, ToolFields):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     chat_template_kwargs: TemplateArguments | None = Field(None, description="For the model's template")
+    add_generation_prompt: bool | None = Field(True, description="End the prompt with the beginning of an answer")
     logprobs: bool | None = Field(None, description="Log-probabilities of the tokens")
     top_logprobs: int | None = Field(None, description="And of so many most probable ones; needs logprobs")
 

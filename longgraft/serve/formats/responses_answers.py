@@ -31,6 +31,7 @@ class ResponsesFormat:
         self.id = f"resp_{uuid.uuid4().hex[:24]}"
         self.created = int(time.time())
         self._spelt = state.text
+        self._notes = served.context.notes
         self._tools = body.offered
         self._sent = 0
 
@@ -144,7 +145,7 @@ class ResponsesFormat:
         blocks = self.blocks.blocks
         items = [self._item(block, _status(block, cut and block is blocks[-1])) for block in blocks]
         whole = not cut and all(block.whole for block in blocks)
-        figures = cost(end, self.requested, self._spelt, self.body.notes)
+        figures = cost(end, self.requested, self._spelt, self._notes)
         tokens = {
             "input_tokens": stats.prompt_tokens,
             "input_tokens_details": {"cached_tokens": stats.reused_tokens},

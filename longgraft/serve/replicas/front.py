@@ -32,7 +32,15 @@ from longgraft.serve.replicas.prefix_routes import blocks_of
 from longgraft.serve.replicas.replica import ForwardedCall, Head, Unfit
 from longgraft.serve.routes.metrics import exposition
 from longgraft.serve.served_request import TOKENS, Tokens
-from longgraft.serve.streaming import EVENTS, NAMED_EVENTS, ONLY_DATA, OPENAI_EVENTS, EventForm, cancelled_on_disconnect
+from longgraft.serve.streaming import (
+    DATA,
+    EVENTS,
+    NAMED_EVENTS,
+    ONLY_DATA,
+    OPENAI_EVENTS,
+    EventForm,
+    cancelled_on_disconnect,
+)
 
 ATTEMPTS = 3  # replicas that may die of a request, or during it
 ASKED = 5.0  # seconds for replicas to send their health and metrics
@@ -210,6 +218,7 @@ class Reply:
         self._sent: Head | None = None  # the head that the client got
         self.begun = False
         self._ended = False
+        self._events = 0  # those that have a name
 
     @property
     def started(self) -> bool:
@@ -233,6 +242,7 @@ class Reply:
         else:
             await self._start()
             self.begun |= not part.startswith(b":")
+            self._events += part.count(DATA.encode())
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def end(self) -> None:
@@ -256,7 +266,7 @@ class Reply:
             {
                 "type": "http.response.body",
                 "more_body": False,
-                "body": (self._form.error(error) + self._form.last).encode(),
+                "body": (self._form.error(error, self._events) + self._form.last).encode(),
             }
         )
 

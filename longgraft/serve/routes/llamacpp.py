@@ -13,6 +13,7 @@ from longgraft.completion.prompt.layout import CompletionPrompt
 from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.llamacpp_fields import LlamaCppCompletionRequest
+from longgraft.serve.formats.openai_answers import FINGERPRINT
 from longgraft.serve.formats.request_fields import ChatRequest
 from longgraft.serve.prompts import Encoded, chat_text, plain_prompt, prepared
 from longgraft.serve.request_body import BodyRequest, BodyRoute
@@ -62,6 +63,7 @@ def router(state: State) -> APIRouter:
     @routes.post("/apply-template")
     async def apply_template(body: ChatRequest, request: BodyRequest) -> dict[str, str]:
         """Returns the text that the model's chat template makes of messages."""
+        body.check_supported()
         text, _ = await request.run(chat_text, state, body)
         return {"prompt": text}
 
@@ -74,7 +76,7 @@ def router(state: State) -> APIRouter:
             "model_alias": state.name,
             "model_path": state.name,
             "modalities": {"vision": False, "audio": False},
-            "build_info": "longgraft",
+            "build_info": FINGERPRINT,
         }
         for name in ("chat_template", "bos_token", "eos_token"):
             fields[name] = getattr(state.tokenizer, name, None) or ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from fastapi import APIRouter
 from fastapi.responses import Response
@@ -60,6 +61,22 @@ def exposition(families: Iterable[Metric]) -> Response:
     return Response(encode(Families(families)), media_type=kind)
 
 
+@dataclass
+class Rate:
+    """Tokens and the seconds that they took."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self.tokens += tokens
+        self.seconds += seconds
+
+    @property
+    def per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
 class RequestMetrics:
     """Metrics of one server, in their own registry."""
 
@@ -67,6 +84,9 @@ class RequestMetrics:
         self.registry = CollectorRegistry()
         worker = state.worker
         self._name = state.name
+        self._longest = 0
+        self._read = Rate()
+        self._decoded = Rate()
         self._prefix = state.options.metrics_prefix
         self._prefixes = state.session.engine.prefixes
         self.drafts = self._counter("spec_decode_num_drafts", "Verification steps with proposed tokens.")
@@ -121,6 +141,26 @@ class RequestMetrics:
             "Share of the memory for keys and values that requests reserve; 1: all.",
             lambda: worker.filled,
         )
+        self._gauge("requests_processing", "num_requests_running by llama.cpp's name.", lambda: len(worker.running))
+        self._gauge(
+            "requests_deferred",
+            "num_requests_waiting by llama.cpp's name.",
+            lambda: worker.waiting + state.pool.active,
+        )
+        self.predicted = self._counter("tokens_predicted", "generation_tokens by llama.cpp's name.")
+        self.prefill_seconds = self._counter("prompt_seconds", "Seconds in which prompts of ended requests were read.")
+        self.decode_seconds = self._counter("tokens_predicted_seconds", "Seconds in which ended requests were decoded.")
+        self._gauge("n_tokens_max", "Most tokens of a prompt and its answer so far.", lambda: self._longest)
+        self._gauge(
+            "prompt_tokens_seconds",
+            "Tokens of prompts that ended requests read per second.",
+            lambda: self._read.per_second,
+        )
+        self._gauge(
+            "predicted_tokens_seconds",
+            "Tokens that ended requests decoded per second.",
+            lambda: self._decoded.per_second,
+        )
         prefixes = self._prefixes
         if prefixes is not None:
             self._gauge("prefix_cache_bytes", "Memory of the prompts that are kept.", lambda: prefixes.bytes)
@@ -130,6 +170,7 @@ class RequestMetrics:
         """Counts one step."""
         self.prompt.inc(step.read)
         self.new.inc(len(step.tokens))
+        self.predicted.inc(len(step.tokens))
         if step.read and step.tokens:
             self.first.observe(time.monotonic() - served.since)
         elif step.tokens:
@@ -151,6 +192,12 @@ class RequestMetrics:
             return
         self.ended_by.labels(self._name, REASONS[end.reason]).inc()
         self.queued.observe(served.queued)
+        stats = end.stats
+        self.prefill_seconds.inc(stats.prefill_seconds)
+        self.decode_seconds.inc(stats.decode_seconds)
+        self._read.add(stats.prompt_tokens - stats.reused_tokens, stats.prefill_seconds)
+        self._decoded.add(stats.new_tokens, stats.decode_seconds)
+        self._longest = max(self._longest, stats.prompt_tokens + stats.new_tokens)
         if end.reason != "cancelled":
             self.whole.observe(time.monotonic() - served.since)
         if self._prefixes is not None:

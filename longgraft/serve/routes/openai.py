@@ -51,6 +51,9 @@ class AsChat(Protocol):
     @property
     def names(self) -> Mapping[str, str]: ...
 
+    @property
+    def notes(self) -> Sequence[str]: ...
+
     def chat(self) -> ChatRequest: ...
 
 
@@ -82,7 +85,11 @@ def prepared_chat(state: State, body: AsChat, param: str) -> Encoded:
     except ApiError as error:
         raise error.renamed({"messages": param, **body.names}) from error
     field = context.constraint_field
-    return requested, replace(context, constraint_field=body.names.get(field or "", field))
+    notes = [*body.notes]
+    for note in context.notes:
+        first, _, rest = note.partition(" ")
+        notes.append(f"{body.names.get(first, first)} {rest}")
+    return requested, replace(context, constraint_field=body.names.get(field or "", field), notes=notes)
 
 
 async def _answer(

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
+from longgraft.serve.formats.as_chat import chat_of
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Message, TemplateArguments, TokenIds
@@ -24,7 +25,12 @@ JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {
 
 
 class TokenizeRequest(JsonFields):
-    """A request to /tokenize: llama.cpp's content, or vLLM's prompt or messages."""
+    """A request to /tokenize: llama.cpp's content, or vLLM's prompt or messages.
+
+    The fields of a chat that its prompt depends on count as in /v1/chat/completions.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     content: str | None = Field(None, description="llama.cpp's name of the text")
     prompt: str | None = Field(None, description="vLLM's name of the text")
@@ -52,6 +58,11 @@ class TokenizeRequest(JsonFields):
             400, f"{' and '.join(named) or 'Nothing'} was given. Give one of content, prompt and messages.", param
         )
 
+    def chat(self) -> ChatRequest:
+        """Returns the chat whose prompt is encoded."""
+        same = {"messages", "chat_template_kwargs", "special_tokens_in_content"}
+        return chat_of(self.model_dump(include=same), self.model_extra or {})
+
 
 class DetokenizeRequest(JsonFields):
     tokens: Annotated[TokenIds, Field(max_length=MOST_TOKENS)]
@@ -63,9 +74,7 @@ def router(state: State) -> APIRouter:
     def ids_of(body: TokenizeRequest) -> list[int]:
         name = body.field
         if name == "messages":
-            fields = ("messages", "chat_template_kwargs", "special_tokens_in_content")
-            named = ChatRequest.model_validate({field: getattr(body, field) for field in fields})
-            requested, _ = chat(state, named, COUNTED)
+            requested, _ = chat(state, body.chat(), COUNTED)
             return list(requested.ids)
         text: str = getattr(body, name)
         if len(text) > MOST_CHARACTERS:

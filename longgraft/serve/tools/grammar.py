@@ -44,8 +44,7 @@ class Tool:
 
         Raises ValueError if the tool is strict and a part of its schema cannot be followed.
         """
-        schema = dict(NO_ARGUMENTS if self.parameters is None else self.parameters)
-        schema["type"] = "object"
+        schema = self._object
         for fault in problems(schema) if self.strict else []:
             self.leave_out(fault)
         return {"x-guidance": SPACING, **followable(schema)[0], "type": "object"}
@@ -57,6 +56,15 @@ class Tool:
                 f"The parameters of function {self.name} cannot be followed: {fault}. Leave "
                 "that out, or leave strict and tool_choice out."
             )
+
+    @property
+    def left_out(self) -> Sequence[Problem]:
+        """The parts that are left out of the schema."""
+        return () if self.strict else followable(self._object)[1]
+
+    @property
+    def _object(self) -> dict[str, Any]:
+        return dict(NO_ARGUMENTS if self.parameters is None else self.parameters) | {"type": "object"}
 
 
 def grammar(
