@@ -13,6 +13,7 @@ FIELDS = {
     RESPONSES: ("input", {"max_output_tokens": 3}),
 }
 HI = {"role": "user", "content": "Hi"}
+SHORT = {str(tool_tokenizer().convert_tokens_to_ids('"')): 3.0}  # texts end soon
 TAG = str(tool_tokenizer().convert_tokens_to_ids("<tool_call>"))
 NAMED = [{"type": "function", **tool["function"]} for tool in (WEATHER, STOP)]  # in the form of /v1/responses
 
@@ -257,6 +258,6 @@ def test_hosted_tools_among_the_allowed_ones_are_ignored_as_among_the_tools():
 
 def test_the_local_shell_can_be_chosen():
     tools = [*NAMED, {"type": "local_shell"}]
-    body = {"tools": tools, "tool_choice": {"type": "local_shell"}, "max_output_tokens": 90}
-    (item,) = asked(RESPONSES, [HI], **body)["output"]
+    body = {"tools": tools, "tool_choice": {"type": "local_shell"}, "max_output_tokens": 300}
+    (item,) = asked(RESPONSES, [HI], **body, logit_bias=SHORT, temperature=1.0, seed=1)["output"]
     assert item["type"] == "local_shell_call"
