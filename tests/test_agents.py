@@ -251,7 +251,7 @@ def test_a_response_with_half_a_call_is_incomplete_though_the_model_ended_it():
         (
             MESSAGES,
             {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 9},
-            "messages",
+            "messages[0].content[0]",
             "image",
         ),
         (
@@ -262,7 +262,7 @@ def test_a_response_with_half_a_call_is_incomplete_though_the_model_ended_it():
         ),
         (MESSAGES, {"messages": ASKED, "max_tokens": 9, "tools": [{"input_schema": {}}]}, "tools[0].name", "missing"),
         (RESPONSES, {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id", "stored"),
-        (RESPONSES, {"input": [{"type": "item_reference"}]}, "input", "item_reference"),
+        (RESPONSES, {"input": [{"type": "item_reference"}]}, "input[0]", "item_reference"),
         (RESPONSES, {"input": "Hi", "tools": [*OPENAI_TOOLS, {"type": "made_up"}]}, "tools[1].type", "not known here"),
         (RESPONSES, {"input": "Hi", "tools": [{"type": "custom"}]}, "tools[0].name", "missing"),
         (
@@ -411,7 +411,8 @@ def test_a_conversation_may_begin_with_a_call_and_shows_refusals():
     result = {"type": "function_call_output", "call_id": "call_1", "output": "Sun."}
     refused = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "I won't."}]}
     asked = [call, call, result, refused, {"role": "user", "content": "Hi"}]
-    shown = [message.for_template() for message in ResponsesRequest.model_validate({"input": asked}).chat().messages]
+    messages = ResponsesRequest.model_validate({"input": asked}).chat().messages
+    shown = [message.for_template("messages[0]") for message in messages]
     assert [message["role"] for message in shown] == ["assistant", "tool", "assistant", "user"]
     assert shown[0]["content"] == "" and len(shown[0]["tool_calls"]) == 2 and shown[2]["content"] == "I won't."
 

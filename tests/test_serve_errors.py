@@ -92,7 +92,7 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
         ({"prompt": "a", "prediction": {"type": "image"}}, "prediction.type", "prediction.type must be 'content'"),
         (
             {"prompt": "a", "prediction": {"type": "content", "content": [{"type": "image_url"}]}},
-            "prediction",
+            "prediction.content[0]",
             "image_url",
         ),
         ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format.type", "response_format.type must be"),
@@ -156,7 +156,7 @@ def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, mes
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages",
+            "messages[0].content[0]",
             "'image_url'",
         ),
         (

@@ -6,8 +6,8 @@ MUTATIONS = (
     Mutation(
         "results of tools come after the user's text",
         "messages_fields:_other",
-        'rest = [block for block in content if block.type != "tool_result"]\n    for block in content:',
-        'rest = [block for block in content if block.type != "tool_result"]\n    for block in ():',
+        "for number, block in enumerate(content):",
+        "for number, block in ():",
         "test_agents.py::test_calls_and_results_are_the_same_conversation_in_all_apis",
     ),
     Mutation(
@@ -118,7 +118,7 @@ MUTATIONS = (
     Mutation(
         "a hosted tool is ignored without a note",
         "notes_of",
-        "if _hosted(tool):",
+        "if hosted(tool.type):",
         "if False:",
         "test_agents.py::test_tools_of_the_provider_are_ignored_with_a_note",
     ),
@@ -132,7 +132,7 @@ MUTATIONS = (
     Mutation(
         "unknown tools are ignored",
         "responses_tools:_offered",
-        "elif not _hosted(tool):",
+        "elif not hosted(tool.type):",
         "elif False:",
         "test_agents.py::test_unsupported_content_is_refused_by_the_field",
     ),
@@ -159,9 +159,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a refusal is empty text",
-        "responses_fields:text_of",
-        "part.text or part.refusal or",
-        "part.text or",
+        "contents:text_of",
+        'field = "refusal" if part.type == "refusal" else "text"',
+        'field = "text"',
         "test_agents.py::test_a_conversation_may_begin_with_a_call_and_shows_refusals",
     ),
 )

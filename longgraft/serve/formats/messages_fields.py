@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from longgraft.config.settings import SamplingSettings
 from longgraft.serve.formats.as_chat import chat_of, may_constrain
+from longgraft.serve.formats.contents import MESSAGES, THOUGHTS, notes_on_hosted, text_of
 from longgraft.serve.formats.errors import MOST_PARAM, shortened
 from longgraft.serve.formats.json_fields import JsonFields, described_by
-from longgraft.serve.formats.request_fields import MESSAGES, STOPS, ChatRequest, Limit, Own, Speculative, Unsupported
+from longgraft.serve.formats.request_fields import STOPS, ChatRequest, Limit, Own, Speculative, Unsupported
 from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name
 
-DROPPED = ("thinking", "redacted_thinking")  # an earlier model's, which this one cannot read
 HOSTED = ("mcp_servers", "container")
 HOSTED_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset")
 CHOICES = {"auto": "auto", "none": "none", "any": "required"}
@@ -30,6 +31,23 @@ class ContentBlock(JsonFields):
     input: dict[str, Any] | str | None = None
     tool_use_id: str | None = None
     content: str | Annotated[list[ContentBlock], Field(fail_fast=True, max_length=MESSAGES)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_hosted(cls, fields: Any) -> Any:
+        """Drops the content of a block that is ignored, which may have any form."""
+        if isinstance(fields, dict) and _hosted(str(fields.get("type"))):
+            return {"type": fields["type"]}
+        return fields
+
+    @property
+    def hosted(self) -> bool:
+        """True for the call of a tool that ran on Anthropic's servers, and for its result."""
+        return _hosted(self.type)
+
+
+def _hosted(kind: str) -> bool:
+    return kind in ("server_tool_use", "mcp_tool_use") or kind.endswith("_tool_result")
 
 
 Content = str | Annotated[list[ContentBlock], Field(fail_fast=True, max_length=MESSAGES)]
@@ -131,11 +149,14 @@ class CountTokensRequest(JsonFields):
     @property
     def notes(self) -> list[str]:
         """Sentences on what is ignored."""
-        return [
+        tools = [
             f"tools[{n}] is ignored: {shortened(tool.type or '', MOST_PARAM)} runs on Anthropic's servers."
             for n, tool in enumerate(self.tools or ())
             if tool.hosted
         ]
+        answers = [message.content for message in self.messages if not isinstance(message.content, str)]
+        ignored = [block.type for block in chain.from_iterable(answers) if block.hosted]
+        return [*tools, *notes_on_hosted(ignored, "messages", "Anthropic")]
 
     def check_supported(self) -> None:
         """Raises Unsupported for fields that need Anthropic's servers."""
@@ -158,12 +179,10 @@ class CountTokensRequest(JsonFields):
             )
         messages = list[dict[str, Any]]()
         if self.system:
-            messages.append({"role": "system", "content": text_of(self.system)})
-        for message in self.messages:
-            if message.role == "assistant":
-                messages += _assistant(message)
-            else:
-                messages += _other(message)
+            messages.append({"role": "system", "content": text_of(self.system, "system")})
+        for number, message in enumerate(self.messages):
+            turns = _assistant if message.role == "assistant" else _other
+            messages += turns(message, f"messages[{number}]")
         tools = [tool.for_chat(f"tools[{n}]") for n, tool in enumerate(self.tools or ()) if not tool.hosted]
         choice = self.tool_choice or ToolChoice(type="auto")
         return {
@@ -223,40 +242,27 @@ class MessagesRequest(CountTokensRequest):
         return fields | {"stop": self.stop_sequences, "response_format": form}
 
 
-def text_of(content: Content | None) -> str:
-    """Returns the text of a content's blocks as lines; raises ValueError for other blocks."""
-    if not isinstance(content, list):
-        return content or ""
-    for block in content:
-        if block.type != "text":
-            raise ValueError(
-                f"A block is of type {block.type!r}, which this model cannot read in this place. Send text."
-            )
-    return "\n".join(block.text or "" for block in content)
-
-
-def _assistant(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
+def _assistant(message: AnthropicMessage, place: str) -> Iterator[dict[str, Any]]:
     """Yields an earlier answer with its calls."""
-    if isinstance(message.content, str):
-        yield {"role": "assistant", "content": message.content}
-        return
-    calls = [
-        {"id": block.id, "function": {"name": block.name, "arguments": block.input or {}}}
-        for block in message.content
-        if block.type == "tool_use"
-    ]
-    rest = [block for block in message.content if block.type not in ("tool_use", *DROPPED)]
-    yield {"role": "assistant", "content": text_of(rest), "tool_calls": calls or None}
+    calls = []
+    skipped = ["tool_use", *THOUGHTS]
+    for block in () if isinstance(message.content, str) else message.content:
+        if block.type == "tool_use":
+            calls.append({"id": block.id, "function": {"name": block.name, "arguments": block.input or {}}})
+        elif block.hosted:
+            skipped.append(block.type)
+    content = text_of(message.content, f"{place}.content", skipped=skipped)
+    yield {"role": "assistant", "content": content, "tool_calls": calls or None}
 
 
-def _other(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
+def _other(message: AnthropicMessage, place: str) -> Iterator[dict[str, Any]]:
     """Yields the results of tools, and then the text of a message."""
     content = message.content
     if isinstance(content, str):
         content = [ContentBlock(type="text", text=content)]
-    rest = [block for block in content if block.type != "tool_result"]
-    for block in content:
+    for number, block in enumerate(content):
         if block.type == "tool_result":
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text_of(block.content)}
-    if rest:
-        yield {"role": message.role, "content": text_of(rest)}
+            result = text_of(block.content, f"{place}.content[{number}].content")
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": result}
+    if any(block.type != "tool_result" for block in content):
+        yield {"role": message.role, "content": text_of(content, f"{place}.content", skipped=["tool_result"])}

@@ -18,15 +18,15 @@ from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.config.method_roles import PLAIN
 from longgraft.config.settings import SamplingSettings
 from longgraft.engine.encoder import stop_strings
+from longgraft.serve.formats.contents import MESSAGES, ContentParts, Message, text_of
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.json_fields import JsonFields, KnownFields, described_by
 from longgraft.serve.formats.logit_fields import LogitFields
-from longgraft.serve.formats.tool_fields import ToolCall, ToolFields
+from longgraft.serve.formats.tool_fields import ToolFields
 
 CHOICES = 16  # most answers of a request
 STOPS = 64  # most stop strings: each is searched for in every piece of text
 PROMPTS = 256  # most prompts of a request
-MESSAGES = 4096  # most messages of a chat, and parts of a message; clients send far fewer
 DEFAULT_TOKENS = 16  # tokens of a completion without max_tokens: OpenAI's default
 # Most new tokens; -1: as many as are allowed; 0: the prompt is only read, so that the next is read faster.
 Limit = Annotated[int, Field(ge=-1)]
@@ -83,35 +83,6 @@ class Unsupported(ApiError):
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(400, message, param, "unsupported_parameter")
-
-
-class MessagePart(JsonFields):
-    """A part of a message; only text is supported."""
-
-    type: str
-    text: str | None = None
-
-
-ContentParts = Annotated[list[MessagePart], Field(fail_fast=True, max_length=MESSAGES)]
-
-
-class Message(JsonFields):
-    role: str
-    content: str | ContentParts | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MESSAGES)] | None = None
-    tool_call_id: str | None = None
-    name: str | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """Returns the message for a chat template; raises ValueError for content other than text."""
-        message: dict[str, Any] = {"role": self.role, "content": text_of(self.content)}
-        if self.role == "developer":  # OpenAI's newer name of the role system, which templates do not know
-            message["role"] = "system"
-        if self.tool_calls:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        if self.role == "tool":
-            message |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
-        return message
 
 
 class Prediction(JsonFields):
@@ -250,9 +221,9 @@ class AnswerRequest(LogitFields):
 
     @property
     def prediction_text(self) -> str | None:
-        """The prediction's text; raises ValueError for content other than text."""
+        """The prediction's text; raises ApiError for content other than text."""
         if isinstance(self.prediction, Prediction):
-            return text_of(self.prediction.content) or None
+            return text_of(self.prediction.content, "prediction.content") or None
         return self.prediction or None
 
     def budget(self, served: str) -> int | None:
@@ -350,19 +321,6 @@ class ChatRequest(AnswerRequest, ToolFields):
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
         return options
-
-
-def text_of(content: str | list[MessagePart] | None) -> str:
-    """Returns the parts joined as lines; raises ValueError for content other than text."""
-    if not isinstance(content, list):
-        return content or ""
-    for part in content:
-        if part.type != "text" or part.text is None:
-            raise ValueError(
-                f"A part of the content is of type {part.type!r}, and this model takes text. Send parts "
-                'of {"type": "text", "text": ...}.'
-            )
-    return "\n".join(part.text for part in content if part.text is not None)
 
 
 def _same(value: Any, neutral: Any) -> bool:

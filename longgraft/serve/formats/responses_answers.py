@@ -113,7 +113,7 @@ class ResponsesFormat:
         sampling = self.requested.sampling
         choice: Any = body.tool_choice or "auto"
         if not isinstance(choice, str):
-            choice = choice.model_dump()
+            choice = choice.model_dump(exclude_unset=True)
         form: Fields = {"type": "text"}
         if body.text and body.text.format:
             form = body.text.format.model_dump(exclude_none=True)

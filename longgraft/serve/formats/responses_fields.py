@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from longgraft.config.settings import SamplingSettings
 from longgraft.serve.formats.as_chat import chat_of, may_constrain
+from longgraft.serve.formats.contents import MESSAGES, THOUGHTS, ContentParts, notes_on_hosted, text_of
+from longgraft.serve.formats.errors import MOST_PARAM, ApiError, shortened
 from longgraft.serve.formats.json_fields import JsonFields, described_by
-from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Limit, Own, Speculative, Unsupported
+from longgraft.serve.formats.request_fields import ChatRequest, Limit, Own, Speculative, Unsupported
 from longgraft.serve.formats.responses_tools import (
     COMMAND,
     INPUT,
+    PREFIXES,
     SHELL,
     Offered,
     ResponsesTool,
     function_name,
+    hosted,
     notes_of,
     offered,
 )
@@ -30,13 +34,11 @@ OUTPUTS = tuple(f"{call}_output" for call in CALLS)
 STORED = ("previous_response_id", "conversation", "background", "prompt")  # need answers that a server stores
 
 
-class TextPart(JsonFields):
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
-Content = str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MESSAGES)]
+# Items that stand for others, which are not here.
+ABSENT = {
+    "item_reference": "stored nowhere here. Send the item itself, as clients do with store: false.",
+    "compaction": "readable only for OpenAI's servers. Send the items that it stands for.",
+}
 
 
 class Item(JsonFields):
@@ -44,7 +46,7 @@ class Item(JsonFields):
 
     type: str | None = None
     role: str = ""
-    content: Content | None = None
+    content: str | ContentParts | None = None
     call_id: str | None = None
     name: str = ""
     namespace: str | None = None
@@ -52,12 +54,27 @@ class Item(JsonFields):
     input: str | None = None
     action: dict[str, Any] | None = None
     id: str | None = None
-    output: Content | None = None
+    output: str | ContentParts | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_hosted(cls, fields: Any) -> Any:
+        """Drops the content of an item that is ignored, which may have any form."""
+        if isinstance(fields, dict) and hosted(str(fields.get("type"))):
+            return {"type": fields["type"]}
+        return fields
 
 
 class NamedTool(JsonFields):
-    type: Literal["function", "custom"]
-    name: str
+    type: str
+    name: str = ""
+
+
+class ChosenTools(NamedTool):
+    """A tool that must be called, or for type allowed_tools those that may be called."""
+
+    mode: Literal["auto", "required"] | None = None
+    tools: Annotated[list[NamedTool], Field(max_length=MOST_TOOLS, fail_fast=True)] = Field(default_factory=list)
 
 
 class TextFormat(JsonFields):
@@ -85,7 +102,7 @@ class ResponsesRequest(JsonFields):
     input: str | Annotated[list[Item], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     instructions: str | None = None
     tools: Annotated[list[ResponsesTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChosenTools | None = None
     parallel_tool_calls: bool | None = True
     text: TextOptions | None = None
     max_output_tokens: Limit | None = None
@@ -146,7 +163,9 @@ class ResponsesRequest(JsonFields):
     @property
     def notes(self) -> list[str]:
         """Sentences on what is ignored."""
-        return notes_of(self.tools or ())
+        items = () if isinstance(self.input, str) else self.input
+        ignored = [item.type for item in items if item.type and hosted(item.type)]
+        return [*notes_of(self.tools or ()), *notes_on_hosted(ignored, "input", "OpenAI")]
 
     def chat(self) -> ChatRequest:
         """Returns the chat; raises ValueError for content that the model cannot read."""
@@ -173,9 +192,33 @@ class ResponsesRequest(JsonFields):
         choice = self.tool_choice
         if not isinstance(choice, NamedTool):
             return choice
-        function = choice.name
+        if choice.type != "allowed_tools":
+            return self._function(choice, "tool_choice")
+        if choice.mode is None:
+            raise ApiError(400, "tool_choice.mode is missing. Give auto or required.", "tool_choice.mode")
+        tools = [
+            self._function(tool, f"tool_choice.tools[{number}]")
+            for number, tool in enumerate(choice.tools)
+            if not hosted(tool.type)
+        ]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
+
+    def _function(self, choice: NamedTool, place: str) -> dict[str, Any]:
+        """Returns the chat's choice of one tool; raises Unsupported for a kind that is never offered.
+
+        Args:
+            place: The field.
+        """
+        if choice.type not in PREFIXES:
+            why = "runs on OpenAI's servers" if hosted(choice.type) else "is not known here"
+            raise Unsupported(
+                place, f"{place} asks for {shortened(choice.type, MOST_PARAM)}, which {why}. Choose another tool."
+            )
+        function = SHELL if choice.type == SHELL else choice.name
+        if not function:
+            raise ApiError(400, f"{place}.name is missing. Give it.", f"{place}.name")
         for name, tool in self.offered.items():
-            if tool.kind == choice.type and tool.name == choice.name:
+            if tool.kind == choice.type and tool.name == function:
                 function = name
                 break
         return {"type": "function", "function": {"name": function}}
@@ -185,42 +228,33 @@ class ResponsesRequest(JsonFields):
         if not form or form.type == "text":
             return None
         if form.json_schema is None:
+            if form.type == "json_schema":
+                raise ApiError(400, "text.format.schema is missing. Give it.", "text.format.schema")
             return {"type": form.type}
         return {"type": form.type, "json_schema": {"schema": form.json_schema, "strict": form.strict}}
-
-
-def text_of(content: Content | None) -> str:
-    """Returns the text of a content's parts as lines; raises ValueError for other parts."""
-    if not isinstance(content, list):
-        return content or ""
-    for part in content:
-        if part.type not in TEXTS:
-            raise ValueError(
-                f"A part of the content is of type {part.type!r}, and this model takes text. "
-                "Send parts of type input_text."
-            )
-    return "\n".join(part.text or part.refusal or "" for part in content)
 
 
 def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     """Returns messages; calls that follow a message of the assistant, or one another, are one message."""
     messages: list[dict[str, Any]] = []
-    for item in items:
+    for number, item in enumerate(items):
+        place = f"input[{number}]"
         if item.type in (None, "message"):
-            messages.append({"role": item.role, "content": text_of(item.content)})
+            if not item.role:
+                raise ApiError(400, f"{place}.role is missing. Give it.", f"{place}.role")
+            skipped = THOUGHTS if item.role == "assistant" else ()
+            messages.append({"role": item.role, "content": text_of(item.content, f"{place}.content", TEXTS, skipped)})
         elif item.type in CALLS:
             if not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append(_call(item))
         elif item.type in OUTPUTS:
-            messages.append(
-                {"role": "tool", "tool_call_id": item.call_id or item.id or "", "content": text_of(item.output)}
-            )
-        elif item.type != "reasoning":  # an earlier model's, which this one cannot read
-            raise ValueError(
-                f"An item of the input is of type {item.type!r}, which is not supported here. "
-                f"Send messages, {', '.join(CALLS)}, and outputs of these."
-            )
+            content = text_of(item.output, f"{place}.output", TEXTS)
+            messages.append({"role": "tool", "tool_call_id": item.call_id or item.id or "", "content": content})
+        elif item.type != "reasoning" and not hosted(item.type):  # an earlier model's, which this one cannot read
+            known = f"not supported here. Send messages, {', '.join(CALLS)}, and outputs of these."
+            kind = shortened(item.type, MOST_PARAM)
+            raise Unsupported(place, f"{place} is of type {kind!r}, which is {ABSENT.get(kind, known)}")
     return messages
 
 

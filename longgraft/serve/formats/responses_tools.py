@@ -19,7 +19,7 @@ Fields = dict[str, Any]
 Kind = Literal["function", "custom", "local_shell"]
 PREFIXES: Mapping[Kind, str] = {"function": "fc", "custom": "ctc", "local_shell": "lsh"}  # of items' ids
 # These run on OpenAI's servers.  Clients offer them to every model, and manage without.
-HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search", "computer_use")
+HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search", "computer")
 INPUT = "input"  # the argument of a custom tool
 ONE_TEXT: Fields = {
     "type": "object",
@@ -147,7 +147,7 @@ def notes_of(tools: Sequence[ResponsesTool]) -> list[str]:
     """Returns a sentence on each tool of which something is ignored."""
     notes = []
     for number, tool in enumerate(tools):
-        if _hosted(tool):
+        if hosted(tool.type):
             kind = shortened(tool.type, MOST_PARAM)
             notes.append(f"tools[{number}] is ignored: {kind} runs on OpenAI's servers.")
         elif tool.format is not None and tool.format.definition:
@@ -164,7 +164,7 @@ def _offered(tools: Sequence[ResponsesTool], place: str, namespace: str | None) 
             yield Offered({"name": SHELL, "description": "Runs a command.", "parameters": COMMAND}, SHELL, SHELL)
         elif tool.type in ("function", "custom"):
             yield _named(tool, field, namespace)
-        elif not _hosted(tool):
+        elif not hosted(tool.type):
             raise Unsupported(
                 f"{field}.type",
                 f"{field} is of type {tool.type}, which is not known here. Give a function or a custom tool.",
@@ -197,5 +197,6 @@ def _named(tool: ResponsesTool, place: str, namespace: str | None) -> Offered:
     return Offered(function, kind, name, namespace)
 
 
-def _hosted(tool: ResponsesTool) -> bool:
-    return tool.type.startswith(HOSTED)
+def hosted(kind: str) -> bool:
+    """Returns True for the type of a tool that runs on OpenAI's servers, or of its calls and their results."""
+    return kind.startswith(HOSTED)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from longgraft.config.data_files import parse_sendable
+from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.tools.grammar import Tool
 
@@ -46,11 +50,47 @@ class FunctionName(JsonFields):
     name: str
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The calls that an answer may have.
+
+    Attributes:
+        mode: auto, none or required.
+        names: The tools that may be called; None: all.
+        many: It may have several calls.
+    """
+
+    mode: str
+    names: Sequence[str] | None = None
+    many: bool = True
+
+
 class NamedFunction(JsonFields):
     """OpenAI's choice of one function."""
 
     type: Literal["function"]
     function: FunctionName
+
+    @property
+    def choice(self) -> Choice:
+        return Choice("required", [self.function.name], many=False)
+
+
+class AllowedFunctions(JsonFields):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(max_length=MOST_TOOLS, fail_fast=True)]
+
+
+class AllowedTools(JsonFields):
+    """OpenAI's choice among some of the tools; the model is shown all of them."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+    @property
+    def choice(self) -> Choice:
+        allowed = self.allowed_tools
+        return Choice(allowed.mode, [tool.function.name for tool in allowed.tools])
 
 
 class CalledFunction(JsonFields):
@@ -86,36 +126,44 @@ class ToolFields(BaseModel):
     """Tools, and which of them the answer must call."""
 
     tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = Field(
-        None, description="auto (the default), none, required, or one function by its name"
+    tool_choice: Literal["auto", "none", "required"] | NamedFunction | AllowedTools | None = Field(
+        None, description="auto (the default), none, required, one function by its name, or some of the tools"
     )
     parallel_tool_calls: bool | None = Field(True, description="False: at most one call in an answer")
 
     def callable_tools(self) -> list[Tool]:
         """Returns the tools that the answer may call; raises ValueError about tools that cannot be chosen."""
+        names = [tool.function.name for tool in self.tools or ()]
+        for name, count in Counter(names).items():
+            if count > 1:
+                raise ApiError(400, f"Two tools have the name {name}. Give each its own.", "tools")
+        choice = self._choice
+        for name in choice.names or ():
+            if name not in names:
+                raise ValueError(f"tool_choice names {name}, which is not among the tools. Name one of them.")
+        if choice.mode == "none":
+            return []
         tools = []
         for tool in self.tools or ():
-            strict = bool(tool.function.strict or self.must_call)
-            tools.append(Tool(tool.function.name, tool.function.parameters, strict))
-        if len({tool.name for tool in tools}) < len(tools):
-            raise ValueError("Two tools have the same name. Give each its own.")
-        if isinstance(self.tool_choice, NamedFunction):
-            named = self.tool_choice.function.name
-            if named not in (tool.name for tool in tools):
-                raise ValueError(f"tool_choice names {named}, which is not among the tools. Name one of them.")
-            return [tool for tool in tools if tool.name == named]
+            function = tool.function
+            if choice.names is None or function.name in choice.names:
+                tools.append(Tool(function.name, function.parameters, bool(function.strict or self.must_call)))
         if self.must_call and not tools:
             raise ValueError("tool_choice is required, and there are no tools. Give tools.")
-        if self.tool_choice == "none":
-            return []
         return tools
 
     @property
     def must_call(self) -> bool:
         """True if the answer must call a tool."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedFunction)
+        return self._choice.mode == "required"
 
     @property
     def many_calls(self) -> bool:
         """True if the answer may call several tools."""
-        return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedFunction)
+        return self.parallel_tool_calls is not False and self._choice.many
+
+    @property
+    def _choice(self) -> Choice:
+        if isinstance(self.tool_choice, BaseModel):
+            return self.tool_choice.choice
+        return Choice(self.tool_choice or "auto")
