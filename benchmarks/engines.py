@@ -24,6 +24,8 @@ each prompt, so that its n-grams have seen neither the prompt nor its answer; `-
     llama-server --spec-type suffix
     llama-server --spec-type suffix --spec-autotune
 
+`llama-cpp-python` is measured plain, with its own prompt lookup and with longgraft.plugins.llama_cpp.
+
 `openvino` needs the packages openvino-genai and openvino-tokenizers.  Its reader has no Q5_0, of which Qwen's Q4_K_M
 file of the 0.5B has many tensors; `widen FILE.gguf OUT.gguf` writes the same numbers as Q8_0.
 """
@@ -39,7 +41,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import llama_server, openvino, ours, transformers_generate
+from benchmarks.peers import llama_cpp_python, llama_server, openvino, ours, transformers_generate
 from benchmarks.peers.answers import Decode, Engine, Prompt, Setup, append, read_prompts
 from benchmarks.peers.prompts import prompts_of
 from benchmarks.peers.table import lines, read_rows
@@ -48,6 +50,7 @@ from longgraft.eval.runs.provenance import processor
 ENGINES: dict[str, Engine] = {
     "longgraft": ours.methods_of,
     "server": llama_server.methods_of,
+    "llama-cpp-python": llama_cpp_python.methods_of,
     "transformers": transformers_generate.methods_of,
     "openvino": openvino.methods_of,
 }
@@ -124,7 +127,7 @@ def version_of(engine: str, server: str) -> str:
         import longgraft
 
         return longgraft.__version__
-    return version({"transformers": "transformers", "openvino": "openvino-genai"}[engine])
+    return version({"openvino": "openvino-genai"}.get(engine, engine))
 
 
 def report(given: argparse.Namespace) -> None:

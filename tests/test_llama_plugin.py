@@ -6,6 +6,8 @@ import pytest
 from toys.engines import copying, counted_reads, llama_modules, llama_steps, passage, pretend
 from toys.levels import stop_without_kernels
 
+from benchmarks.peers import llama_cpp_python
+from benchmarks.peers.answers import Setup
 from longgraft.kernels.build import NotBuilt
 from longgraft.memories.continuations import compiled
 from longgraft.plugins.options import TextOptions
@@ -73,3 +75,14 @@ def test_an_untried_version_is_named(drafts, caplog):
     drafts("0.4.0")
     (record,) = caplog.records
     assert "tried with llama-cpp-python 0.3.36, and this is 0.4.0" in record.message
+
+
+def test_the_benchmark_counts_passes_and_proposals(drafts, monkeypatch):
+    draft = drafts()
+    monkeypatch.setattr(llama_cpp_python, "METHODS", {"plain": lambda: None, "longgraft": lambda: draft})
+    prompt = passage(200)
+    (_, plain), (_, ours) = llama_cpp_python.methods_of(Setup("m.gguf", new=300, longest=200))
+    first, second = plain(prompt), ours(prompt)
+    assert first.ids == second.ids and (first.steps, first.drafted, first.accepted) == (299, 0, 0)
+    assert second.steps < 30 and second.accepted == 299 - second.steps
+    assert second.accepted <= second.drafted <= draft.trees.proposed

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from types import SimpleNamespace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from toys.engines import (
-    SglangScheduler,
-    SpeculativeAlgorithm,
     copying,
     counted_reads,
     parent,
     pretend,
+    server_args,
     sglang_modules,
+    start_sglang,
 )
 from toys.levels import stop_without_kernels
 from toys.sources import ROOT
@@ -42,43 +42,7 @@ reads = pytest.fixture(counted_reads)
 @pytest.fixture
 def started(monkeypatch):
     """Returns a function that starts SGLang's worker: (overlap, options) -> scheduler."""
-
-    def start(overlap=True, options=None, nodes=12):
-        pretend(monkeypatch, sglang_modules())
-        monkeypatch.setattr(SpeculativeAlgorithm, "registered", {})
-        from longgraft.plugins.sglang import register
-
-        register(options=options)
-        algorithm = SpeculativeAlgorithm.registered["LONGGRAFT"]
-        args = server_args(disable_overlap_schedule=not overlap, speculative_num_draft_tokens=nodes)
-        algorithm.handle_server_args(args)
-        worker = algorithm.create_worker(args)(server_args=args, gpu_id=0, nccl_port=0, target_worker=None)
-        return SglangScheduler(worker, overlap)
-
-    return start
-
-
-def server_args(**given) -> SimpleNamespace:
-    usual = {
-        "speculative_ngram_min_bfs_breadth": 1,
-        "speculative_ngram_max_bfs_breadth": 10,
-        "speculative_ngram_match_type": "BFS",
-        "speculative_ngram_max_trie_depth": 18,
-        "speculative_ngram_capacity": 10_000_000,
-        "speculative_ngram_external_corpus_path": None,
-        "speculative_ngram_external_sam_budget": 0,
-        "speculative_num_steps": None,
-        "speculative_eagle_topk": None,
-        "speculative_num_draft_tokens": None,
-        "max_running_requests": None,
-        "enable_mixed_chunk": False,
-        "enable_dp_attention": False,
-        "disable_overlap_schedule": False,
-        "page_size": 1,
-        "attention_backend": "triton",
-        "device": "cuda",
-    }
-    return SimpleNamespace(**usual | given)
+    return partial(start_sglang, monkeypatch)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
-from toys.engines import VllmRunner, copying, counted_reads, passage, pretend, vllm_config, vllm_module
+from toys.engines import VllmRunner, copying, counted_reads, passage, start_vllm
 from toys.levels import stop_without_kernels
 
 from longgraft.kernels.build import NotBuilt
@@ -32,14 +33,7 @@ def built():
 @pytest.fixture
 def proposer(monkeypatch):
     """Returns a function from options to a vLLM proposer."""
-
-    def made(version="0.33.0", most=16, longest=4096, **options):
-        pretend(monkeypatch, vllm_module(version))
-        from longgraft.plugins.vllm import TextProposer
-
-        return TextProposer(vllm_config(most, longest, **options))
-
-    return made
+    return partial(start_vllm, monkeypatch)
 
 
 reads = pytest.fixture(counted_reads)

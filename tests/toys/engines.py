@@ -271,9 +271,54 @@ class SglangScheduler:
         self._late.clear()
 
 
+def server_args(**given) -> SimpleNamespace:
+    usual = {
+        "speculative_ngram_min_bfs_breadth": 1,
+        "speculative_ngram_max_bfs_breadth": 10,
+        "speculative_ngram_match_type": "BFS",
+        "speculative_ngram_max_trie_depth": 18,
+        "speculative_ngram_capacity": 10_000_000,
+        "speculative_ngram_external_corpus_path": None,
+        "speculative_ngram_external_sam_budget": 0,
+        "speculative_num_steps": None,
+        "speculative_eagle_topk": None,
+        "speculative_num_draft_tokens": None,
+        "max_running_requests": None,
+        "enable_mixed_chunk": False,
+        "enable_dp_attention": False,
+        "disable_overlap_schedule": False,
+        "page_size": 1,
+        "attention_backend": "triton",
+        "device": "cuda",
+    }
+    return SimpleNamespace(**usual | given)
+
+
+def start_sglang(monkeypatch, overlap=True, options=None, nodes=12) -> SglangScheduler:
+    pretend(monkeypatch, sglang_modules())
+    monkeypatch.setattr(SpeculativeAlgorithm, "registered", {})
+    from longgraft.plugins.sglang import register
+
+    register(options=options)
+    algorithm = SpeculativeAlgorithm.registered["LONGGRAFT"]
+    args = server_args(disable_overlap_schedule=not overlap, speculative_num_draft_tokens=nodes)
+    algorithm.handle_server_args(args)
+    worker = algorithm.create_worker(args)(server_args=args, gpu_id=0, nccl_port=0, target_worker=None)
+    return SglangScheduler(worker, overlap)
+
+
+def start_vllm(monkeypatch, version="0.33.0", most=16, longest=4096, **options):
+    """Returns vLLM's proposer."""
+    pretend(monkeypatch, vllm_module(version))
+    from longgraft.plugins.vllm import TextProposer
+
+    return TextProposer(vllm_config(most, longest, **options))
+
+
 def llama_modules(version: str = "0.3.36") -> dict[str, ModuleType]:
     module, drafts = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
     module.__version__ = version  # type: ignore[attr-defined]
+    module.Llama = Llama  # type: ignore[attr-defined]
     drafts.LlamaDraftModel = LlamaDraftModel  # type: ignore[attr-defined]
     return {"llama_cpp": module, "llama_cpp.llama_speculative": drafts}
 
@@ -281,6 +326,33 @@ def llama_modules(version: str = "0.3.36") -> dict[str, ModuleType]:
 class LlamaDraftModel:
     def __call__(self, input_ids, /, **kwargs):
         raise NotImplementedError
+
+
+class Llama:
+    """llama-cpp-python's model, which copies its prompt; it verifies what a draft model proposes."""
+
+    def __init__(self, path, draft_model=None, **given):
+        self.draft_model = draft_model
+        self.passes = 0
+
+    def reset(self):
+        self.passes = 0
+
+    close = reset
+
+    def generate(self, tokens, temp, reset=True):
+        text = list(tokens)
+        drafted = []
+        while True:
+            self.passes += 1
+            right = True
+            for proposed in [*drafted, None]:
+                if right:
+                    text.append(text[len(text) - len(tokens)])
+                    right = proposed == text[-1]
+                    yield text[-1]
+            if self.draft_model is not None:
+                drafted = self.draft_model(np.array(text, np.intc)).tolist()
 
 
 def llama_steps(draft, asked: Asked) -> int:
