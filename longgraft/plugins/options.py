@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-TRIED = {"sglang": ("0.5.23",), "vllm": ("0.32.0", "0.33.0")}  # engines' versions, the newest last
+# Engines' versions, the newest last.
+TRIED = {"sglang": ("0.5.23",), "vllm": ("0.32.0", "0.33.0"), "llama-cpp-python": ("0.3.36",)}
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def prepared(state: State, body: AnswerRequest, encoded: Encoded, predicted: Seq
     state.check_ids(body.stop_token_ids or (), "stop_token_ids")
     budget, corpus = speculation_of(state, body)
     constraint_field = next(iter(body.constraints()), None)
-    if tool_calls:
+    if tool_calls and constraint_field is None:
         constraint_field = "tools"
     new_tokens = state.new_tokens(requested.ids, body.new_tokens, body.prompt_field)
     client = client_of(state, body)
@@ -182,19 +182,15 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
     try:
         sampling = body.sampling(state.session.defaults)
         about = next(iter(body.constraints()), "")
-        if tool_calls is not None:
-            if about:
-                raise ValueError(
-                    f"{about} and tools were given; an answer follows one of them. Leave one "
-                    "out, or set tool_choice to none."
-                )
-            sampling = replace(sampling, tool_calls=tool_calls)
-            about = "tools"
         biases = body.biases(partial(state.ids, param="logit_bias"))
         if biases:
             sampling = replace(sampling, logit_bias=biases)
         state.check_ids(list(biases), "logit_bias")
         state.session.constraint(sampling, state.session.eos)
+        if tool_calls is not None:
+            about = "tools"
+            sampling = replace(sampling, tool_calls=tool_calls)
+            state.session.constraint(sampling, state.session.eos)
     except ValueError as error:
         raise _constraint_error(error, about) from error
     return sampling
@@ -277,24 +273,26 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
     with client_errors("tool_choice"):
         tools = body.callable_tools()
     with client_errors("response_format"):
-        if not body.tools or (not tools and body.constraints()):
+        formed = bool(body.constraints())
+        if not body.tools or (not tools and formed):
             return requested, AnswerContext()
     reader = CallReader()
     if tools:
-        reader = CallReader(family, [tool.name for tool in tools])
+        reader = CallReader(family, tools, alone=formed)
     context = AnswerContext(calls=reader)
     requested = replace(requested, stop_until="" if body.must_call else reader.begin)
     if not body.must_call and find_spec("llguidance") is None:
         return requested, context  # calls are read as the model writes them
+    given = tools
     if not body.must_call and not any(tool.strict for tool in tools):
-        given = tools
         tools = _followable(state, family, tools)
-        if _fault(state, family, tools) is not None:
+        if not formed and _fault(state, family, tools) is not None:
             note = "No call follows its tool's schema, because all of them together cannot be followed."
             return requested, replace(context, notes=[note])
-        context = replace(context, notes=_notes_of(given, tools))
     with client_errors("tools"):
-        rules = grammar(family, tools, state.tokenizer.get_added_vocab(), not body.must_call, body.many_calls)
+        context = replace(context, notes=_notes_of(given, tools))
+        text = not body.must_call and not formed
+        rules = grammar(family, tools, state.tokenizer.get_added_vocab(), text, body.many_calls)
     return replace(requested, sampling=Sampling(tool_calls=rules)), context
 
 
@@ -326,7 +324,7 @@ def _notes_of(given: Sequence[Tool], followed: Sequence[Tool]) -> list[str]:
         name = f"Function {after.name}"
         if after is not before:
             notes.append(f"{name} takes any arguments, because its schema cannot be followed.")
-        notes += left_out(name, after.left_out)
+        notes += left_out(name, after.unfollowed)
     return notes
 
 

@@ -128,13 +128,13 @@ def sglang_modules(version: str = "0.5.23") -> dict[str, ModuleType]:
     return modules
 
 
-OURS = ("longgraft.plugins.vllm", "longgraft.plugins.sglang_algorithm", "longgraft.plugins.sglang_worker")
+OURS = ("vllm", "sglang_algorithm", "sglang_worker", "llama_cpp")
 
 
 def pretend(monkeypatch, modules: dict[str, ModuleType]) -> None:
     """Makes modules importable, and our plug-ins forget those that they saw before."""
     for name in OURS:
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.delitem(sys.modules, f"longgraft.plugins.{name}", raising=False)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
 
@@ -269,3 +269,30 @@ class SglangScheduler:
         for one, new in self._late.items():
             one.output_ids.extend(new)
         self._late.clear()
+
+
+def llama_modules(version: str = "0.3.36") -> dict[str, ModuleType]:
+    module, drafts = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
+    module.__version__ = version  # type: ignore[attr-defined]
+    drafts.LlamaDraftModel = LlamaDraftModel  # type: ignore[attr-defined]
+    return {"llama_cpp": module, "llama_cpp.llama_speculative": drafts}
+
+
+class LlamaDraftModel:
+    def __call__(self, input_ids, /, **kwargs):
+        raise NotImplementedError
+
+
+def llama_steps(draft, asked: Asked) -> int:
+    """Decodes a request as llama-cpp-python's `generate` does; returns the number of passes."""
+    asked.output_ids.extend(asked.answer[:1])
+    steps = 1
+    while not asked.is_done:
+        written = len(asked.output_ids)
+        asked.drafted = draft(np.array([*asked.prompt, *asked.output_ids], np.intc)).tolist()
+        right = 0
+        while asked.drafted[right : right + 1] == asked.answer[written + right : written + right + 1] != []:
+            right += 1
+        asked.output_ids.extend(asked.answer[written : written + right + 1])
+        steps += 1
+    return steps

@@ -339,6 +339,10 @@ class ChatRequest(AnswerRequest, ToolFields):
         """True if there may be a constraint to compile; tools have one."""
         return super().constrained or bool(self.tools)
 
+    def constraints(self) -> dict[str, tuple[str, Any]]:
+        """Returns the constraints of the answer's text; an answer that must call a tool has none."""
+        return {} if self.must_call else super().constraints()
+
     def logit_options(self) -> dict[str, Any]:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs was given without logprobs. Set logprobs to true.")
