@@ -499,7 +499,7 @@ def test_fields_of_chats_count_in_the_other_apis(path, field):
             "output_config.format",
             "output_config.format cannot be followed: type is",
         ),
-        (MESSAGES, {"logit_bias": {"x": 1}}, "logit_bias.x", ""),
+        (MESSAGES, {"logit_bias": {"x": True}}, "logit_bias.x", ""),
         (RESPONSES, {"max_tokens": 3, "max_output_tokens": 4}, "max_tokens", "beside"),
         (RESPONSES, {"top_logprobs": 3}, "top_logprobs", "not supported"),
         (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include", "not supported"),

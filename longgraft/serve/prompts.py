@@ -239,7 +239,8 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[str] | None]:
         The text, and its pieces for `PartEncoder.joined`; None if it is to be encoded as usual.
     """
     tokenizer = state.need_template("messages")
-    messages = [message.for_template(f"messages[{number}]") for number, message in enumerate(body.messages)]
+    with client_errors("messages"):
+        messages = [message.for_template() for message in body.messages]
     kwargs: dict[str, Any] = body.chat_template_kwargs or {}
     reserved = RESERVED & set(kwargs)
     if reserved:
@@ -282,14 +283,14 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
     requested = replace(requested, stop_until="" if body.must_call else reader.begin)
     if not body.must_call and find_spec("llguidance") is None:
         return requested, context  # calls are read as the model writes them
+    given = tools
     if not body.must_call and not any(tool.strict for tool in tools):
-        given = tools
         tools = _followable(state, family, tools)
         if not formed and _fault(state, family, tools) is not None:
             note = "No call follows its tool's schema, because all of them together cannot be followed."
             return requested, replace(context, notes=[note])
-        context = replace(context, notes=_notes_of(given, tools))
     with client_errors("tools"):
+        context = replace(context, notes=_notes_of(given, tools))
         text = not body.must_call and not formed
         rules = grammar(family, tools, state.tokenizer.get_added_vocab(), text, body.many_calls)
     return replace(requested, sampling=Sampling(tool_calls=rules)), context
@@ -323,7 +324,7 @@ def _notes_of(given: Sequence[Tool], followed: Sequence[Tool]) -> list[str]:
         name = f"Function {after.name}"
         if after is not before:
             notes.append(f"{name} takes any arguments, because its schema cannot be followed.")
-        notes += left_out(name, after.left_out)
+        notes += left_out(name, after.unfollowed)
     return notes
 
 

@@ -58,7 +58,7 @@ class Tool:
             )
 
     @property
-    def left_out(self) -> Sequence[Problem]:
+    def unfollowed(self) -> Sequence[Problem]:
         """The parts that are left out of the schema."""
         return () if self.strict else followable(self._object)[1]
 
