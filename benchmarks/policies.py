@@ -5,8 +5,8 @@
 
 A step's proposal is verified against the recorded answer, and its time comes from a table of costs by prefix and rows.
 So hundreds of answers take seconds, and no noise of a machine is in the numbers.  The methods are the shipped ones.
-Not in the time: proposing itself (the column `host` has the processor's time of a step, here), reading the prompt, and
-drafters, which need the model's hidden states.
+`graft-x` ranks recorded drafts, each of which takes the time of DRAFT_LEVELS levels.  Not in the time: proposing itself
+(the column `host` has the processor's time of a step, here), and reading the prompt.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.recorded_answers import RecordedAnswer, distinct, of_edits, of_other_models, of_result_rows
+from benchmarks.recorded_drafts import RecordedDrafts
 from benchmarks.recorded_rows import RecordedRows
 from longgraft.budget.controller import Controller
 from longgraft.budget.cost_model import Costs, LiveCosts
+from longgraft.config.method_syntax import joined, split
 from longgraft.eval.statistics import Mean, bootstrap
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.methods.find import build as built
@@ -43,11 +45,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 PLAIN, ORACLE = "ar", "oracle"
 SHORTEST = 8  # tokens of an answer that is replayed
 CHUNK = 512  # tokens of a prompt that are observed at once
+DRAFT_LEVELS = 9  # levels of a recorded draft
 
 
 def _costs(source: str, milliseconds: dict[int, dict[int, float]], level: float) -> Costs:
     passes = {prefix: {rows: ms / 1e3 for rows, ms in line.items()} for prefix, line in milliseconds.items()}
-    return Costs({}, source, passes, {64: {1: level, 10: 1.3 * level}}, {64: {1: level, 16: 2.5 * level}})
+    levels = {64: {1: level, 10: 1.3 * level}}
+    return Costs({}, source, passes, levels, {64: {1: level, 16: 2.5 * level}}, host=DRAFT_LEVELS * 1.3 * level)
 
 
 # Milliseconds of a pass by prefix and rows.  The first four are Qwen2.5-Coder 0.5B in the file's blocks on one core.
@@ -135,6 +139,7 @@ class Bench:
     Attributes:
         costs: Seconds of passes.
         rows: What the target predicted around an answer.
+        drafts: What a drafter proposed for it.
         noise: Standard deviation of the logarithm of measured costs.  0: the method knows the costs, and they are
             frozen.  Otherwise each of its costs was measured once, so that it is too high by chance, and the method may
             correct it by the times of its steps, which have half of that noise.
@@ -143,6 +148,8 @@ class Bench:
     costs: Costs
     noise: float = 0.0
     rows: Callable[[RecordedAnswer], RecordedRows] = lambda answer: RecordedRows({})
+    drafts: Callable[[RecordedAnswer], RecordedDrafts] = lambda answer: RecordedDrafts()
+    _drafter: RecordedDrafts = field(default_factory=RecordedDrafts, repr=False)
     _random: Random = field(default_factory=lambda: Random(0), repr=False)
     _table: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
 
@@ -154,10 +161,18 @@ class Bench:
         return self._table[key]
 
     def proposer(self, method: str) -> tuple[Proposer, int]:
-        """Returns a method without a model, and its budget."""
+        """Returns a method without a model, and its budget; with a budget in its name, it fills that one."""
         costs = LiveCosts(self.measured(), frozen=not self.noise)
         parts: Any = Parts(None, costs=costs)  # type: ignore[arg-type]
-        return built(method, parts, adaptive=True), find(method).budget
+        name, settings = split(method)
+        fixed = settings.pop("budget", None)
+        found = find(joined(name, settings))
+        budget = found.budget if fixed is None else int(fixed)
+        if not found.needs:
+            return built(found, parts, fixed is None), budget
+        parts = replace(parts, source=self._drafter, choices=found.choices)
+        build = found.adaptive if fixed is None and found.adaptive is not None else found.build
+        return build(parts), budget
 
     def measured(self) -> Costs:
         """Returns the costs as the method knows them."""
@@ -182,6 +197,7 @@ class Bench:
         for memory in proposer.memories:
             memory.reset(len(answer.prompt) + len(answer.answer) + budget)
         rows = self.rows(answer)
+        self._drafter.drafts = self.drafts(answer).drafts
         text = torch.tensor([*answer.prompt, answer.answer[0]])
         for start in range(0, len(answer.prompt), CHUNK):
             chunk = text[start : min(start + CHUNK, len(answer.prompt))]
@@ -342,7 +358,12 @@ def replay(
     known = chosen(RecordedAnswer.load(answers), suites, prompts, half)
     console = Console(width=160)
     for machine in machines.split(","):
-        bench = Bench(MACHINES[machine], noise, lambda answer: RecordedRows.load(answer.rows_beside(answers)))
+        bench = Bench(
+            MACHINES[machine],
+            noise,
+            lambda answer: RecordedRows.load(answer.beside(answers, "rows")),
+            lambda answer: RecordedDrafts.load(answer.beside(answers, "drafts")),
+        )
         results = {
             suite: {method: replayed(bench, method, own) for method in methods.split(",")}
             for suite, own in known.items()
@@ -364,7 +385,7 @@ def explain(
     if machine not in MACHINES:
         raise typer.BadParameter(f"No machine is named {machine}. Known: {', '.join(MACHINES)}.")
     answer = known[number]
-    bench = Bench(MACHINES[machine], rows=lambda answer: RecordedRows.load(answer.rows_beside(answers)))
+    bench = Bench(MACHINES[machine], rows=lambda answer: RecordedRows.load(answer.beside(answers, "rows")))
     proposer, budget = bench.proposer(method)
     if not isinstance(proposer, Controller):
         raise typer.BadParameter(f"{method} decides nothing by costs. Give graft-x-text.")

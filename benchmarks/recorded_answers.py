@@ -39,9 +39,9 @@ class RecordedAnswer:
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
 
-    def rows_beside(self, path: Path) -> Path:
-        """Returns the file of its rows (`benchmarks.recorded_rows`), if there are any, beside a file of answers."""
-        return path.with_suffix(".rows") / f"{digest(self.suite + self.id)}.npz"
+    def beside(self, path: Path, kind: str) -> Path:
+        """Returns the file of its "rows" or "drafts", if there are any, beside a file of answers."""
+        return path.with_suffix(f".{kind}") / f"{digest(self.suite + self.id)}.npz"
 
     @classmethod
     def load(cls, path: Path) -> list[RecordedAnswer]:

@@ -1,6 +1,6 @@
 """Records the predictions of a target around a greedy answer, in a file that `benchmarks.policies` replays.
 
-    python -m benchmarks.recorded_rows smollm2 answers.jsonl --data ROWS
+    python -m benchmarks.recorded_rows smollm2 answers.jsonl --data ROWS [--drafter auto]
 
 At each token of an answer the target reads a tree of what text and earlier predictions make probable, and reports its
 next tokens at every node, also at those that the answer does not follow.  So a replay knows most of the rejected nodes
@@ -20,6 +20,7 @@ import typer
 
 import longgraft
 from benchmarks.recorded_answers import LONG_SUITES, RecordedAnswer
+from benchmarks.recorded_drafts import RecordedDrafts, recorded_drafts
 from longgraft.engine.session import Session
 from longgraft.eval.prompts.buckets import fit
 from longgraft.eval.prompts.suites import load_suite
@@ -28,7 +29,7 @@ from longgraft.memories.partial_matching import PartialMatching
 from longgraft.prefill.chunked import last_occurrences
 from longgraft.protocol.observation import Observation
 from longgraft.target_model.passes import Segment
-from longgraft.trees.tree import RETRIEVED, ProposalTree
+from longgraft.trees.tree import ProposalTree
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 CHUNK = 512  # tokens of a prompt that are read at once
@@ -151,8 +152,7 @@ def recorded(session: Session, prompt: Sequence[int], new: int, nodes: int) -> t
         chunk = torch.tensor(prompt[begin : begin + CHUNK])
         read(ProposalTree.chain(chunk), torch.arange(len(chunk)), last[begin : begin + CHUNK].nonzero().flatten())
     while len(answer) < new and answer[-1] not in session.eos:
-        tokens, parents, _, _ = memory.known().rank([0.0] * nodes)
-        tree = ProposalTree.build([answer[-1], *tokens[1:]], parents, [0.0] * len(tokens), [RETRIEVED] * len(tokens))
+        tree = ProposalTree.ranked(answer[-1], memory.known().rank([0.0] * nodes))
         read(tree, torch.zeros(1, dtype=torch.int64), None)
     return answer, RecordedRows({key: row for key, row in rows.items() if not _goes_on(key, len(prompt), answer)})
 
@@ -173,17 +173,23 @@ def main(
     prompts: int = 4,
     new: int = 96,
     nodes: Annotated[int, typer.Option(help="Nodes of the tree below each token.")] = 84,
+    drafter: Annotated[str, typer.Option(help="EAGLE-3 head whose drafts are recorded; auto: the model's.")] = "",
 ) -> None:
-    """Record greedy answers, and beside OUT a folder of what the target predicted around them."""
+    """Record greedy answers, and beside OUT folders of what the target predicted around them, and of drafts."""
     session = longgraft.load(model, None, method="ar", tell=False)
+    drafting = longgraft.load(model, drafter, method="eagle3", tell=False) if drafter else None
     answers = []
     for suite in suites.split(","):
         fitted = [one for one in (fit(e, session.tokenizer, length) for e in load_suite(suite, data)) if one]
         for one in fitted[:prompts]:
             answer, rows = recorded(session, one.ids, new, nodes)
             own = RecordedAnswer(f"{suite} ({model})", one.example.id, one.example.id, one.ids, tuple(answer))
-            own.rows_beside(out).parent.mkdir(exist_ok=True)
-            rows.save(own.rows_beside(out))
+            kept: dict[str, RecordedRows | RecordedDrafts] = {"rows": rows}
+            if drafting is not None:
+                kept["drafts"] = recorded_drafts(drafting, one.ids, answer)
+            for kind, found in kept.items():
+                own.beside(out, kind).parent.mkdir(exist_ok=True)
+                found.save(own.beside(out, kind))
             answers.append(own)
             print(f"{own.suite} {own.id}: {len(answer)} tokens, {len(rows.rows)} rows")
             RecordedAnswer.save(answers, out)

@@ -16,6 +16,7 @@ from longgraft.memories.continuations import (
     ORDERS,
     WIDTH,
     Continuations,
+    Draft,
     NoContinuations,
     Rows,
     compiled,
@@ -23,7 +24,8 @@ from longgraft.memories.continuations import (
 )
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.protocol.observation import Observation
-from longgraft.trees.tree import ProposalTree
+from longgraft.trees.ranked_paths import RankedPaths
+from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 from longgraft.zoo.mtp import RollOuts
 
 
@@ -55,6 +57,26 @@ def random_rows(rng: random.Random, nodes: int) -> Rows:
     return Rows(rng.randrange(-1, 40), *whole, np.asarray(ids, np.int32), np.asarray(chances, np.float32))
 
 
+def random_draft(rng: random.Random, text: list[int]) -> Draft:
+    """Returns a draft of the text's next tokens and of others, some without a probability, from several sources."""
+    parents = [-1] + [rng.randrange(node) for node in range(1, 40)]
+    tokens = [0]
+    scores = [0.0]
+    for node in range(1, 40):
+        siblings = [tokens[other] for other in range(1, node) if parents[other] == parents[node]]
+        ahead = text[: node + 1]
+        tokens.append(rng.choice([one for one in (*ahead, *range(60, 110)) if one >= 0 and one not in siblings]))
+        scores.append(scores[parents[node]] + rng.choice([-0.1, -0.7, -2.0, -2.0, -2.0, float("nan"), float("-inf")]))
+    origin = [ROOT] + [rng.choice([DRAFT, RETRIEVED, DRAFT | RETRIEVED]) for _ in range(39)]
+    whole = np.asarray(tokens), np.asarray(parents), np.asarray(scores, np.float32), np.asarray(origin, np.int8)
+    return Draft(*whole)
+
+
+def same(one: RankedPaths, other: RankedPaths) -> bool:
+    fields = np.array_equal(one.fields, other.fields)
+    return fields and np.array_equal(one.probabilities, other.probabilities)
+
+
 def noisy(seed: int, length: int = 700) -> list[int]:
     """Returns a text of copies of its own spans, random tokens and ends of texts."""
     rng, text = random.Random(seed), [1, 2, 3]
@@ -78,9 +100,10 @@ def test_compiled_continuations_give_the_same_numbers(seed):
             if begin > 100:
                 model.write(rows[begin])
             model.read(text[begin + 90 : begin + 200])  # mostly text that comes later
-        for budget in (0, 1, 70, 200):
-            assert python.rank([0.0] * budget) == compiled.rank([0.0] * budget)
-        assert python.rank(floors) == compiled.rank(floors)
+        draft = random_draft(rng, text[begin : begin + 100])
+        for asked in (*([0.0] * budget for budget in (0, 1, 70, 200)), floors):
+            assert same(python.rank(asked), compiled.rank(asked))
+            assert same(python.rank(asked, draft), compiled.rank(asked, draft))  # from which both learn
         for path in ((), (text[5],), tuple(text[20:70])):
             if min(path, default=0) >= 0:
                 assert python.after(path) == compiled.after(path)
@@ -88,9 +111,9 @@ def test_compiled_continuations_give_the_same_numbers(seed):
 
 def test_compiled_continuations_report_that_memory_is_full():
     functions = compiled()
-    model, nowhere = functions.longgraft_text_new(None), [None] * 5
+    model, nowhere = functions.longgraft_text_new(None), [None] * 6
     with pytest.raises(MemoryError, match=r"^The system has no memory left"):
-        functions.longgraft_text_rank(model, 2**40, *nowhere)
+        functions.longgraft_text_rank(model, 2**40, None, 0, *nowhere)
     functions.longgraft_text_free(model)
 
 
@@ -122,8 +145,9 @@ def test_a_context_is_trusted_as_often_as_it_was_right():
 def test_a_long_copy_is_followed_far():
     span = list(range(100, 1000))
     model = model_of([*span, *span[:300]])
-    tokens, _, probabilities, contexts = model.rank([0.0] * 41)
-    assert tokens[1:31] == span[300:330] and probabilities[30] > 0.5 and contexts[1] == ORDERS[-1]
+    ranked = model.rank([0.0] * 41)
+    assert ranked.tokens[1:31].tolist() == span[300:330]
+    assert ranked.probabilities[30] > 0.5 and ranked.lengths[1] == ORDERS[-1]
 
 
 def again(first: int, count: int, right: bool) -> list[int]:
@@ -178,9 +202,10 @@ def test_no_context_reaches_across_the_end_of_a_text():
 def test_a_ranking_ends_where_no_larger_tree_can_pay():
     model = model_of([1, 2, 3, 4] * 20 + [1])
     whole = model.rank([0.0] * 30)
-    assert len(whole[0]) == 30 and whole[0][:4] == [0, 2, 3, 4] and whole[1][:4] == [-1, 0, 1, 2]
-    floor = (whole[2][4] + whole[2][5]) / 2
-    assert model.rank([floor] * 30) == tuple(part[:5] for part in whole)
+    assert len(whole) == 30
+    assert whole.tokens[:4].tolist() == [0, 2, 3, 4] and whole.parents[:4].tolist() == [-1, 0, 1, 2]
+    floor = (whole.probabilities[4] + whole.probabilities[5]) / 2
+    assert same(model.rank([floor] * 30), whole.first(5))
 
 
 def test_a_passage_with_a_longer_context_is_trusted_as_often_as_it_was_right():
@@ -201,8 +226,20 @@ def test_a_passage_with_a_longer_context_is_trusted_as_often_as_it_was_right():
 def test_without_compiled_code_nothing_is_predicted():
     model = NoContinuations()
     model.extend([1, 2, 3, 1, 2])
-    assert model.rank([0.0] * 9) == ([0], [-1], [1.0], [0]) and model.rank([]) == continuations().rank([])
     assert model.after(()) == continuations().after(())
+    for floors in ([], [0.0] * 9):
+        assert same(model.rank(floors), continuations().rank(floors))
+
+
+def test_without_compiled_code_a_draft_is_ranked_alone():
+    rng = random.Random(5)
+    for floors in ([0.0], [0.0] * 9, [0.0] * 90, [0.05] * 90):
+        draft = random_draft(rng, [1, 2, 3, 4])
+        expected, found = continuations().rank(floors, draft), NoContinuations().rank(floors, draft)
+        assert sorted(found.tokens.tolist()) == sorted(expected.tokens.tolist())
+        assert found.probabilities == pytest.approx(expected.probabilities, rel=1e-5)
+        above = [-1, *found.parents[1:].tolist()]
+        assert all(parent < node for node, parent in enumerate(above))
 
 
 # The memory ----------------------------------------------------------------------------------------------------------
@@ -232,7 +269,7 @@ def test_a_memory_rewound_to_the_mark_of_another_predicts_the_same(kind):
     other.rewind(memory.mark())
     for one in (memory, other):
         observed(one, [4], 3, prompt=False)
-    assert memory.text == other.text and memory.known().rank([0.0] * 20) == other.known().rank([0.0] * 20)
+    assert memory.text == other.text and same(memory.known().rank([0.0] * 20), other.known().rank([0.0] * 20))
     memory.reset(0)
     observed(memory, [1, 2], 3)
     assert tokens(memory.known()) == []  # a prediction ends with its request

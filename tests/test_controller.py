@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -37,6 +38,7 @@ from longgraft.protocol.observation import Observation
 from longgraft.protocol.pass_plan import Offer
 from longgraft.protocol.proposer import Ask, BatchLoad
 from longgraft.protocol.pruning import Level, PruningPolicy
+from longgraft.trees.ranked_paths import RankedPaths
 from longgraft.trees.tree import DRAFT, FORCED, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 
 CHOOSING = [name for name, method in METHODS.items() if method.adaptive]
@@ -143,12 +145,19 @@ ROWS, LEVEL, FEED, HOST = 0.1, 0.05, 0.01, 0.25
 SECONDS = Costs({}, "made up", {0: {1: 1.0, 61: 1.0 + 60 * ROWS}}, {0: {1: LEVEL}}, {0: {1: FEED, 64: 64 * FEED}}, HOST)
 
 
-def tree(*probabilities: float, stage: int | None = None) -> ProposalTree:
+def tree(*probabilities: float, stage: int | None = None, origin: int = DRAFT) -> ProposalTree:
     """Returns a chain below the root whose nodes have these probabilities."""
     n = len(probabilities)
     return ProposalTree.build(
-        [*range(n + 1)], [*range(-1, n)], [0.0, *map(math.log, probabilities)], [ROOT] + [DRAFT] * n, stage
+        [*range(n + 1)], [*range(-1, n)], [0.0, *map(math.log, probabilities)], [ROOT] + [origin] * n, stage
     )
+
+
+def in_order(tree: ProposalTree) -> RankedPaths:
+    """Returns a tree whose nodes are ranked already."""
+    n = len(tree)
+    columns = tree.tokens, tree.parents, torch.zeros(n), tree.origin
+    return RankedPaths(torch.stack([column.long() for column in columns]).numpy(), tree.scores.double().exp().numpy())
 
 
 class Ranks:
@@ -159,15 +168,8 @@ class Ranks:
     def __init__(self, known: ProposalTree, drafted: ProposalTree | None = None, drafter: object = None) -> None:
         self.known, self.drafted, self.drafter = known, drafted, drafter
 
-    def rank(
-        self,
-        ask: Ask,
-        drafted: ProposalTree | None,
-        floors: Sequence[float],
-        count: Callable[[Sequence[float]], int] = len,
-    ) -> ProposalTree:
-        ranked = drafted or self.known
-        return ranked.top(count(ranked.scores.exp().tolist()))
+    def rank(self, floors: Sequence[float], drafted: ProposalTree | None = None) -> RankedPaths:
+        return in_order(drafted or self.known)
 
     def draft(self, ask: Ask, pruning: PruningPolicy | None = None) -> ProposalTree | None:
         self.pruning = pruning
@@ -403,22 +405,11 @@ class Simulation:
             self.now_ += self.world.level
         return tree(*[self.world.drafter] * (stage + 1), stage=stage if stage < LEVELS - 1 else UNPRUNED)
 
-    def rank(
-        self,
-        ask: Ask,
-        drafted: ProposalTree | None,
-        floors: Sequence[float],
-        count: Callable[[Sequence[float]], int] = len,
-    ) -> ProposalTree:
+    def rank(self, floors: Sequence[float], drafted: ProposalTree | None = None) -> RankedPaths:
+        if drafted is not None:
+            return in_order(tree(*accumulate([self.claimed] * (len(drafted) - 1), operator.mul)))
         text = self.world.memory if self.world.believed is None else self.world.believed
-        nodes = [text] * (ask.budget - 1) if drafted is None else [self.claimed] * (len(drafted) - 1)
-        kept = count(list(accumulate([1.0, *nodes], lambda a, b: a * b)))
-        return ProposalTree.build(
-            [*range(kept)],
-            [*range(-1, kept - 1)],
-            [math.log(p) for p in accumulate([1.0, *nodes[: kept - 1]], lambda a, b: a * b)],
-            [ROOT] + [DRAFT if drafted is not None else RETRIEVED] * (kept - 1),
-        )
+        return in_order(tree(*accumulate([text] * (len(floors) - 1), operator.mul), origin=RETRIEVED))
 
     def rate(self, tokens: int) -> float:
         """Tokens per second while an answer of so many tokens is decoded."""

@@ -14,6 +14,7 @@ from toys.sessions import toy_parts, toy_prompt, toy_session
 
 from benchmarks.policies import Bench, replayed
 from benchmarks.recorded_answers import RecordedAnswer
+from benchmarks.recorded_drafts import RecordedDrafts, recorded_drafts
 from benchmarks.recorded_rows import RecordedRows, recorded
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_model import Costs, LiveCosts
@@ -236,3 +237,25 @@ def test_recorded_rows_save_steps_on_the_bench_and_survive_their_file(tmp_path):
         for known in (read_again, RecordedRows({}))
     )
     assert with_rows.steps <= without.steps
+
+
+def test_recorded_drafts_have_the_drafters_trees_and_save_steps_on_the_bench(tmp_path):
+    prompt = toy_prompt(60)
+    answer = plain("llama", 60, 12, Sampling())
+    recorded_drafts(toy_session("eagle3"), prompt, answer).save(tmp_path / "a.npz")
+    found = RecordedDrafts.load(tmp_path / "a.npz")
+    assert list(found.drafts) == [60 + place for place in range(len(answer) - 2)]
+    drafted = found.drafts[60]
+    assert drafted.tokens[0] == answer[0] and len(drafted) > 60 and drafted.scores[1] < 0
+
+    right = {60 + place: ProposalTree.chain(torch.tensor(answer[place:])) for place in range(len(answer) - 1)}
+    for tree in right.values():
+        tree.scores[1:] = -0.1
+    recorded_answer = RecordedAnswer("suite", "a", "a", tuple(prompt), tuple(answer))
+    costs = Costs({}, "made up", {0: {1: 1.0, 60: 1.1}}, {}, {})
+    for method in ("graft-x", "graft-x+budget=8"):
+        steps = []
+        for drafts in (RecordedDrafts(), RecordedDrafts(right)):
+            (one,) = replayed(Bench(costs, drafts=lambda _, drafts=drafts: drafts), method, [recorded_answer])
+            steps.append(one.steps)
+        assert steps[1] < steps[0]

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from longgraft.budget.expert_weights import FADE, FIRST, ExpertWeights, NodePredictions
-from longgraft.budget.expert_weights import TEXT as TRUST
 from longgraft.budget.node_ranking import RankedProposer
 from longgraft.memories.continuations import WIDTH, Rows
 from longgraft.memories.partial_matching import PartialMatching
@@ -68,10 +66,9 @@ def test_probabilities_of_drafter_and_text_are_mixed_beside_drafted_nodes():
     text = text_memory(TEXT)
     tree = RankedProposer(text, Fixed(drafted(CHANCES, 2))).propose(Ask(2, 30, 0))
     found = paths(tree)
-    # Below the root the longest context is "1 2", which was followed by 3.
-    weight = TRUST[2]
-    assert found[3,] == pytest.approx((1 - weight) * 0.5 + weight * text_probabilities(())[3])
-    assert found[7,] == pytest.approx((1 - weight) * 0.3)
+    # Below the root the longest context is "1 2", which was followed by 3.  Both weigh the same at first.
+    assert found[3,] == pytest.approx(0.5 * 0.5 + 0.5 * text_probabilities(())[3])
+    assert found[7,] == pytest.approx(0.5 * 0.3)
     # Below a leaf and below a remembered node only the text predicts: "1 2 3 9" was followed by 8.
     assert found[3, 9, 8] == pytest.approx(found[3, 9] * text_probabilities((3, 9))[8])
     assert found[7, 8, 1] == pytest.approx(found[7, 8] * text_probabilities((7, 8))[1])
@@ -98,37 +95,46 @@ def row_of(token: int, *ids: int) -> Rows:
     return Rows(-1, *one, row, np.full((1, WIDTH), 0.2, np.float32))
 
 
-def test_a_row_has_a_first_weight_beside_drafted_nodes_where_the_text_knows_nothing():
+def test_a_row_weighs_as_much_as_drafted_nodes_at_first():
     text = text_memory([1, 2, 3, 30])
     text.known().write(row_of(30, 40, 41))
     found = paths(RankedProposer(text, Fixed(drafted({(7,): 0.5}, 30))).propose(Ask(30, 30, 0)))
-    assert found[40,] == found[41,] == pytest.approx(0.05 * 0.2)
-    assert found[7,] == pytest.approx(0.95 * 0.5)
+    assert found[40,] == found[41,] == pytest.approx(0.5 * 0.2)
+    assert found[7,] == pytest.approx(0.5 * 0.5)
+
+
+def test_a_draft_has_all_weight_where_neither_text_nor_row_predicts():
+    text = text_memory([1, 2, 3, 30])
+    assert paths(RankedProposer(text, Fixed(drafted({(7,): 0.5}, 30))).propose(Ask(30, 30, 0))) == {
+        (7,): pytest.approx(0.5)
+    }
+
+
+def share_after(following: int) -> float:
+    """Returns the weight of the text beside drafted nodes after a step in which this token followed the root."""
+    text = text_memory(TEXT)
+    RankedProposer(text, Fixed(drafted(CHANCES, 2))).propose(Ask(2, 30, 0))
+    text.observe(Observation(ProposalTree.chain(torch.tensor([2])), torch.arange(1), following))
+    by_text, tokens = text.known().shares[22]  # that of contexts of 2 and 3 tokens
+    return by_text / tokens
 
 
 def test_weights_follow_the_expert_that_predicted_the_tokens():
-    weights = ExpertWeights()
-    said = NodePredictions(2, {5: (0.9, 0.1), 6: (0.0, 0.5)})
-    tree = ProposalTree.chain(torch.tensor([4, 5]))
-    before = weights.of_text(said)
-    assert before == pytest.approx(TRUST[2])
-    weights.expect(tree, [said, None])
-    weights.observe(Observation(tree, torch.arange(2), 7))
-    share = before * 0.9 / (before * 0.9 + (1 - before) * 0.1)
-    assert weights.of_text(said) == pytest.approx((FADE * FIRST * before + share) / (FADE * FIRST + 1))
-    learnt, another = weights.mark(), ProposalTree.chain(torch.tensor([4]))
-    for seen, token in ((another, 5), (tree, 9)):  # another tree, and a token that none predicted
-        weights.expect(tree, [said, None])
-        weights.observe(Observation(seen, torch.arange(1), token))
-        assert weights.mark() == learnt
+    assert share_after(7) == pytest.approx(0.5 * 8 * 0.995 / (8 * 0.995 + 1))
+    text, drafter = text_probabilities(())[3], 0.5
+    learnt = text / (text + drafter)
+    assert share_after(3) == pytest.approx((0.5 * 8 * 0.995 + learnt) / (8 * 0.995 + 1))
 
 
-def test_a_text_without_a_prediction_has_no_weight_and_learns_nothing():
-    weights = ExpertWeights()
-    silent = NodePredictions(0, {5: (0.0, 0.1)})
-    assert weights.of_text(silent) == 0
-    before = weights.mark()
-    tree = ProposalTree.chain(torch.tensor([4, 5]))
-    weights.expect(tree, [silent, None])
-    weights.observe(Observation(tree, torch.arange(2), 7))
-    assert weights.mark() == before
+def test_a_token_that_none_predicted_teaches_nothing():
+    assert share_after(60) == pytest.approx(0.5)
+
+
+def test_a_draft_teaches_only_by_the_tokens_after_it():
+    text = text_memory(TEXT)
+    ranked = RankedProposer(text, Fixed(drafted(CHANCES, 2)))
+    ranked.propose(Ask(2, 30, 0))
+    text.extend([60])
+    taught = text.known().shares.copy()
+    text.extend([7])  # the step after it ranked nothing
+    assert np.array_equal(text.known().shares, taught)

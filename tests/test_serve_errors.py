@@ -66,7 +66,7 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
         ({"prompt": [1], "suffix": "b"}, "suffix", "goes with a prompt that is text"),
         ({"prompt": "a", "suffix": "b", "echo": True}, "echo", "does not go with a suffix"),
         ({"prompt": "a", "suffix": "\ud800"}, "suffix", "half a character"),
-        ({"prompt": "a", "max_tokens": -1}, "max_tokens", "equal to 0. For as many as are allowed, give"),
+        ({"prompt": "a", "max_tokens": -2}, "max_tokens", "greater than or equal to -1"),
         ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "a valid integer"),
         ({"prompt": "a", "temperature": -1}, "temperature", "temperature is -1"),
         ({"prompt": "a", "temperature": 1, "top_p": 2}, "top_p", "top_p is 2"),

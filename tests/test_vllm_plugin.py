@@ -18,6 +18,7 @@ from longgraft.plugins import texts as texts_module
 from longgraft.plugins.options import TextOptions
 from longgraft.plugins.text_trees import TextTrees, best_chain
 from longgraft.plugins.texts import BYTES, Texts
+from longgraft.trees.ranked_paths import RankedPaths
 
 LOG = logging.getLogger("test")
 
@@ -197,9 +198,9 @@ def test_the_end_of_a_long_text_is_read_and_read_again_when_its_answer_is_long(r
     texts.read("a", prompt)
     text = texts.get("a")
     assert text is not None and text.kept == 300 and text.length == 1000
-    assert text.model.rank([0.0] * 4)[0][0] == 0 and reads == [300]
+    assert text.model.rank([0.0] * 4).tokens[0] == 0 and reads == [300]
     text.extend(prompt[800:900])
-    assert text.model.rank([0.0] * 4)[0][1:] == prompt[900:903], "the last 300 tokens were read"
+    assert text.model.rank([0.0] * 4).tokens[1:].tolist() == prompt[900:903], "the last 300 tokens were read"
     text.extend([1])
     assert texts.get("a") is None
 
@@ -214,7 +215,7 @@ def test_a_text_is_not_changed_by_what_the_engine_writes_later():
     text = texts.get("a")
     assert text is not None
     text.extend(begins)
-    assert text.model.rank([0.0] * 4)[0][1:] == follows
+    assert text.model.rank([0.0] * 4).tokens[1:].tolist() == follows
 
 
 def test_a_machine_without_compiled_code_says_so(monkeypatch):
@@ -225,9 +226,10 @@ def test_a_machine_without_compiled_code_says_so(monkeypatch):
 
 def test_the_best_chain_has_the_most_expected_tokens():
     # The second best first token has two sure ones below it.
-    tokens, parents, probabilities = [0, 5, 6, 7, 8], [-1, 0, 0, 2, 3], [1.0, 0.5, 0.4, 0.4, 0.4]
-    assert best_chain((tokens, parents, probabilities, [0] * 5)) == [6, 7, 8]
-    assert best_chain(([0], [-1], [1.0], [0])) == []
+    fields = np.array([[0, 5, 6, 7, 8], [-1, 0, 0, 2, 3], [0] * 5, [0] * 5])
+    ranked = RankedPaths(fields, np.array([1.0, 0.5, 0.4, 0.4, 0.4]))
+    assert best_chain(ranked) == [6, 7, 8]
+    assert best_chain(ranked.first(1)) == []
 
 
 def test_a_chain_is_not_longer_than_asked():

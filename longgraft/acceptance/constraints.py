@@ -154,8 +154,8 @@ def constraint(name: str, text: str, tokenizer: Any, vocab_size: int, ends: Sequ
 
     Args:
         name: json_schema, regex (Rust's syntax), grammar (Lark or GBNF) or tool_calls (Lark with checked
-            schemas).
-        text: The schema, expression or grammar.
+            schemas); or one of the first three after CALLS_OR.
+        text: The schema, expression or grammar; or JSON of it and of the grammar of the calls.
         tokenizer: The target's tokenizer.
         vocab_size: Number of the target's logits.
         ends: The end tokens; one of them must follow a complete answer.
@@ -165,7 +165,7 @@ def constraint(name: str, text: str, tokenizer: Any, vocab_size: int, ends: Sequ
     """
     if not ends:
         raise ValueError(f"{name} needs an end token to follow a complete answer, and this model names none. Give eos.")
-    most = MOST_TEXT[name]
+    most = MOST_TEXT[name.partition(" or ")[0]]
     if len(text) > most:
         raise ValueError(f"{name} has {len(text):,} characters, and {most:,} are allowed. Shorten it.")
     matcher = _matchers.get(name, text, tokenizer, vocab_size).deep_copy()

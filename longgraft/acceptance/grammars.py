@@ -6,6 +6,7 @@ alternatives of all expressions that must match together. Both can take minutes 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from longgraft.acceptance.escapes import readable_gbnf, rust_regex
@@ -25,6 +26,7 @@ LIMITS: Any = {
 # Parser items at one place of the text. In an ambiguous grammar, which a schema never is, their work grows
 # cubically.  A grammar of tool calls is made of schemas, and has an item for each tool.
 MOST_ITEMS = {"json_schema": 2000, "regex": 500, "grammar": 500, "tool_calls": 4000}
+CALLS_OR = "tool_calls or "  # before the name of a constraint which an answer without calls follows
 _VOCABULARIES: dict[str, Any] = {}  # of this process, by their digests
 
 
@@ -32,8 +34,8 @@ def tried(name: str, text: str, vocabulary: str) -> tuple[str, int]:
     """Compiles a constraint.
 
     Args:
-        name: json_schema, regex, grammar or tool_calls.
-        text: The schema, expression or grammar.
+        name: json_schema, regex, grammar or tool_calls; or one of the first three after CALLS_OR.
+        text: The schema, expression or grammar; or JSON of it and of the grammar of the calls.
         vocabulary: Digest of a vocabulary that is kept.
 
     Returns:
@@ -71,7 +73,7 @@ def compiled(name: str, source: str, vocabulary: Any) -> Any:
     """Returns llguidance's matcher at the beginning of an answer; raises ValueError if there is no answer."""
     from llguidance import LLMatcher, LLParserLimits
 
-    limits = LLParserLimits(max_items_in_row=MOST_ITEMS[name], **LIMITS)
+    limits = LLParserLimits(max_items_in_row=MOST_ITEMS[name.removeprefix(CALLS_OR)], **LIMITS)
     matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
     if matcher.is_error():
         raise ValueError(matcher.get_error())
@@ -86,12 +88,24 @@ def _source(name: str, text: str) -> str:
     """Returns llguidance's grammar for a constraint."""
     from llguidance import LLMatcher
 
+    if name.startswith(CALLS_OR):
+        return _calls_or(name.removeprefix(CALLS_OR), *json.loads(text))
     if name == "json_schema":
         return _of_schema(text)
     if name == "regex":
         return LLMatcher.grammar_from_regex(rust_regex(text))
     lark = text if name == "tool_calls" else _as_lark(text)
     return LLMatcher.grammar_from_lark(lark)
+
+
+def _calls_or(name: str, text: str, calls: str) -> str:
+    """Returns the grammar of an answer that consists of calls, or else follows a constraint."""
+    if name == "grammar":
+        followed = {"lark_grammar": _as_lark(text)}
+    else:
+        (followed,) = json.loads(_source(name, text))["grammars"]
+    named = {"lark_grammar": calls, "name": "calls"}, followed | {"name": "format"}
+    return json.dumps({"grammars": [{"lark_grammar": "start: @calls | @format"}, *named]})
 
 
 def _of_schema(text: str) -> str:

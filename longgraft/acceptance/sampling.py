@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from longgraft.acceptance.constraints import MOST_TEXT
+from longgraft.acceptance.grammars import CALLS_OR
 from longgraft.acceptance.rules import DrawThenWalk, Greedy, Replay, Sampled
 from longgraft.config.options import Checked, Option, as_number, like
 from longgraft.config.settings import LogitSettings, SamplingSettings
@@ -27,10 +28,11 @@ class LogitOptions(Checked):
 
     Attributes:
         json_schema: text or a mapping; the answer is one line, spaced like Python's json.dumps output.  At
-            most one of json_schema, regex, grammar and tool_calls may be given.
+            most one of json_schema, regex and grammar may be given.
         regex: an expression in Rust's syntax that the whole answer must match.
         grammar: a grammar in Lark or GBNF syntax.
         tool_calls: a grammar of text and tool calls in Lark syntax, as `longgraft.serve.tools` makes it.
+            Beside another constraint, the answer follows one or the other.
         logit_bias: token id -> number that is added to its logit; -1e9 forbids the token.
         repetition_penalty: divides the positive logits, and multiplies the negative ones, of tokens in the
             prompt or the answer (as in transformers); 1 turns it off.
@@ -61,7 +63,7 @@ class LogitOptions(Checked):
         for token, bias in (self.logit_bias or {}).items():
             TOKEN.check(as_number(token), "logit_bias: a token")
             BIAS.check(as_number(bias), f"logit_bias of {token}")
-        constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        constraints = [name for name in self._constraints if name != "tool_calls"]
         if len(constraints) > 1:
             raise ValueError(
                 f"{' and '.join(constraints)} were given; an answer follows one of them. Leave the others out."
@@ -70,16 +72,26 @@ class LogitOptions(Checked):
     @cached_property
     def constraint(self) -> tuple[str, str] | None:
         """The constraint's name and text; ValueError for a schema that is too large or that JSON cannot say."""
-        name = next((name for name in CONSTRAINTS if getattr(self, name) is not None), None)
-        if name is None:
+        names = self._constraints
+        if not names:
             return None
+        texts = list(map(self._text, names))
+        if len(texts) == 1:
+            return names[0], texts[0]
+        return f"{CALLS_OR}{names[0]}", json.dumps(texts)
+
+    @property
+    def _constraints(self) -> list[str]:
+        return [name for name in CONSTRAINTS if getattr(self, name) is not None]
+
+    def _text(self, name: str) -> str:
         value = getattr(self, name)
         if isinstance(value, str):
-            return name, value
+            return value
         if _least_length(value) > MOST_TEXT["json_schema"]:
             raise ValueError(f"{name} has more than {MOST_TEXT['json_schema']:,} characters. Shorten it.")
         try:
-            return name, json.dumps(value)
+            return json.dumps(value)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{name} cannot be written as JSON: {error}.") from error
 

@@ -7,7 +7,6 @@ decodes in c seconds now.  The controller's choices never change the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +21,7 @@ from longgraft.protocol.proposer import Ask
 from longgraft.protocol.pruning import Level, Verdict
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.planned_together import PlannedTogether
+from longgraft.trees.ranked_paths import Probabilities, RankedPaths
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 
 
@@ -96,42 +96,39 @@ class Controller:
         with self.clock.part("control"):
             plan = self.together.begin(self._bid(ask))
             self.latest = plan
-            floors = (plan.rate * plan.prices.floors(ask.budget)).tolist()
-            if self.ranked.drafter is None:
-                tree = self.ranked.rank(ask, None, floors, self._shared(plan, ask))
-                return self._planned(ask, plan, tree, _expected(tree))
-            remembered = self.ranked.rank(ask, None, floors)
-            missed = 1.0 - float(remembered.scores[1].exp()) if len(remembered) > 1 else 1.0
-            if self._drafts(ask, plan, missed):
-                return self._with_draft(ask, plan, remembered, missed, floors)
-            nodes = self._shared(plan, ask)(_probabilities(remembered))
-            tree = remembered.top(nodes)
-            return self._planned(ask, plan, tree, _expected(tree))
+            floors = plan.rate * plan.prices.floors(ask.budget)
+            remembered = self.ranked.rank(floors)
+            if self.ranked.drafter is not None:
+                missed = 1.0 - float(remembered.probabilities[1]) if len(remembered) > 1 else 1.0
+                if self._drafts(ask, plan, missed):
+                    return self._with_draft(ask, plan, remembered, missed, floors)
+            chosen = self._shared(plan, ask, remembered)
+            self._expect(ask, plan, len(chosen), chosen.expected)
+            return ProposalTree.ranked(ask.root, chosen)
 
     def _bid(self, ask: Ask) -> Bid:
         if self.levels is None:
             return Bid(ask, self.estimates)
         return Bid(ask, self.estimates, self.levels.beam, max(1, self.levels.cache.waiting))
 
-    def _shared(self, plan: PricedPass, ask: Ask) -> Callable[[Sequence[float]], int]:
-        """Returns the function from a ranking's probabilities, the root first, to the nodes that the plan gives it."""
-        return lambda probabilities: self.together.share(plan, Offer(ask.budget, probabilities[1:]))
+    def _shared(self, plan: PricedPass, ask: Ask, ranked: RankedPaths) -> RankedPaths:
+        """Returns the best nodes of a ranking, as many as the plan gives this request."""
+        return ranked.first(self.together.share(plan, Offer(ask.budget, ranked.probabilities[1:])))
 
-    def _planned(
+    def _expect(
         self,
         ask: Ask,
         plan: PricedPass,
-        tree: ProposalTree,
+        nodes: int,
         remembered: float,
         seconds: float = 0.0,
         draft: DraftPlan | None = None,
-    ) -> ProposalTree:
-        """Announces the step that verifies this tree, whose drafts took so many seconds; returns the tree."""
+    ) -> None:
+        """Announces the step that verifies a tree of so many nodes, whose drafts took so many seconds."""
         plain = plan.prices.plain
-        seconds += plain + plan.share_of(len(tree) - 1)
+        seconds += plain + plan.share_of(nodes - 1)
         timed = None if ask.batch.alone else plan.timed
         self.estimates.expect(StepPlan(ask.position, plain, seconds, plan.prices.token, remembered, draft, timed))
-        return tree
 
     def _drafts(self, ask: Ask, plan: PricedPass, missed: float) -> bool:
         """Tells if the request drafts: if that should bring more than it costs, or is tried again."""
@@ -143,9 +140,9 @@ class Controller:
         return self.probing and not pays and self.estimates.probe(alone)
 
     def _with_draft(
-        self, ask: Ask, plan: PricedPass, remembered: ProposalTree, missed: float, floors: Sequence[float]
+        self, ask: Ask, plan: PricedPass, remembered: RankedPaths, missed: float, floors: Probabilities
     ) -> ProposalTree:
-        """Returns the ranking of remembered and drafted nodes."""
+        """Returns the tree of remembered and drafted nodes."""
         policy = None
         if self.levels is not None:
             policy = WhilePayingPolicy(self.levels.beam, self.estimates.accuracy, plan.rate * plan.level)
@@ -158,12 +155,13 @@ class Controller:
             plan.proposed(began, ended)
         elif ask.batch.alone:  # otherwise other requests' work was timed, too
             self.costs.drafted(seconds, ended - began)
-        (without,) = plan.prices.best([_probabilities(remembered)[1:]], plan.rate, plan.credit)
-        expected = _expected(remembered.top(1 + without))
-        ranked = self.ranked.rank(ask, drafted, floors, self._shared(plan, ask))
-        nodes = plan.prices.of(len(ranked) - 1) - plan.prices.of(without)
+        (without,) = plan.prices.best([remembered.probabilities[1:]], plan.rate, plan.credit)
+        expected = remembered.first(1 + without).expected
+        chosen = self._shared(plan, ask, self.ranked.rank(floors, drafted))
+        nodes = plan.prices.of(len(chosen) - 1) - plan.prices.of(without)
         draft = DraftPlan(missed, seconds + nodes, plan.rate * nodes, _guess(drafted), expansions)
-        return self._planned(ask, plan, ranked, expected, seconds, draft)
+        self._expect(ask, plan, len(chosen), expected, seconds, draft)
+        return ProposalTree.ranked(ask.root, chosen, drafted.stage)
 
     def _expansions(self, drafted: ProposalTree) -> int:
         if self.levels is None:
@@ -171,16 +169,6 @@ class Controller:
         if drafted.stage in (None, UNPRUNED):
             return self.levels.most - 1
         return drafted.stage
-
-
-def _probabilities(tree: ProposalTree) -> list[float]:
-    """Returns the probabilities of a ranked tree's nodes, the root first."""
-    return tree.scores.exp().tolist()
-
-
-def _expected(tree: ProposalTree) -> float:
-    """Returns the expected accepted tokens of a ranked tree."""
-    return float(tree.scores[1:].exp().sum())
 
 
 def _guess(drafted: ProposalTree) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from longgraft.budget.cost_model import LiveCosts
+from longgraft.trees.ranked_paths import Probabilities
 
 # Numbers of fed tokens whose price is looked up; the others lie on the line through both.
 FED = (1, 64)
@@ -73,7 +74,7 @@ class Prices:
             return self._costs.level(sharing * self._beam, self._prefix)
         return 0.0
 
-    def best(self, probabilities: Sequence[Sequence[float]], rate: float, credit: float) -> list[int]:
+    def best(self, probabilities: Sequence[Probabilities], rate: float, credit: float) -> list[int]:
         """Returns how many of its nodes each request verifies, so that all together gain most beyond their price.
 
         What is lost if the requests' best nodes are wrong, times the probability of that, is within the credit.
@@ -83,24 +84,21 @@ class Prices:
             rate: Tokens per second by which seconds become tokens.
             credit: Seconds that the pass may be expected to lose.
         """
-        nodes = [
-            (-probability, owner, place)
-            for owner, ranking in enumerate(probabilities)
-            for place, probability in enumerate(ranking)
-        ]
-        if not nodes:
+        offered = np.concatenate([np.asarray(ranking, dtype=np.float64) for ranking in probabilities])
+        if not len(offered):
             return [0] * len(probabilities)
-        order = np.array(sorted(nodes))
-        offered = -order[:, 0]
-        owners = order[:, 1].astype(int)
-        is_best = order[:, 2] == 0
+        owners = np.repeat(np.arange(len(probabilities)), [len(ranking) for ranking in probabilities])
+        places = np.concatenate([np.arange(len(ranking)) for ranking in probabilities])
+        order = np.lexsort((places, owners, -offered))
+        offered = offered[order]
+        is_best = places[order] == 0
         missed = np.cumsum(is_best * (1.0 - offered)) / np.cumsum(is_best)
         seconds = self.seconds[1 : len(offered) + 1]
         gains = np.cumsum(offered) - rate * seconds
         gains[missed * seconds > max(credit, 0.0)] = -np.inf  # what costs nothing cannot lose more
         best = int(gains.argmax())
         taken = best + 1 if gains[best] > 0.0 else 0
-        return np.bincount(owners[:taken], minlength=len(probabilities)).tolist()
+        return np.bincount(owners[order[:taken]], minlength=len(probabilities)).tolist()
 
     def of(self, nodes: int) -> float:
         """Returns the seconds of this many nodes beyond the roots."""

@@ -149,17 +149,29 @@ class Eagle3Drafter:
     def _on_host(self, root: int, levels: list[_DraftedLevel], slots: int, stage: int) -> ProposalTree:
         # One copy to the host: float64 holds ids and float32 scores exactly.
         picked = torch.stack([column.double() for column in self._best(levels, slots)]).cpu()
-        nodes, ids, above = picked[:3].long().tolist()
-        place = {node: index for index, node in enumerate([-1, *nodes])}
-        parents = [-1, *(place[parent] for parent in above)]
-        scores = [0.0, *picked[3].tolist()]
-        origin = [ROOT] + [DRAFT] * len(nodes)
-        return ProposalTree.build([root, *ids], parents, scores, origin, stage)
+        best, ids, above = picked[:3].long()
+        tokens = torch.cat([torch.tensor([root]), ids])
+        parents = torch.cat([torch.tensor([-1]), _places(best, above)])
+        scores = torch.cat([torch.zeros(1), picked[3].float()])
+        origin = torch.full((len(tokens),), DRAFT, dtype=torch.int8)
+        origin[0] = ROOT
+        return ProposalTree(tokens, parents, scores, origin, stage)
 
     def _on_device(self, levels: list[_DraftedLevel], slots: int, stage: int, rows: int) -> PaddedTree:
         best, tokens, above, scores = self._best(levels, slots)
-        # The kept candidates are in order, so a parent's place is the number of kept ones before it.
-        parents = torch.where(above < 0, 0, torch.searchsorted(best, above) + 1)
+        parents = _places(best, above)
         depths = torch.cat([torch.full_like(level.tokens, depth) for depth, level in enumerate(levels, 1)])
         nodes = tokens, parents, depths[best], scores
         return PaddedTree.drafted(self.memory.root, nodes, rows, stage, len(levels))
+
+
+def _places(best: Tensor, above: Tensor) -> Tensor:
+    """Returns the parents' nodes, 0 for the root.
+
+    The kept candidates are in order, so a parent's place is the number of kept ones before it.
+
+    Args:
+        best: [s], indices of the kept candidates in the pool, ascending.
+        above: [s], their parents' indices, which are kept, too; -1: the root.
+    """
+    return torch.where(above < 0, 0, torch.searchsorted(best, above) + 1)

@@ -3,6 +3,7 @@
 
 #include <new>
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <tuple>
@@ -27,8 +28,13 @@ constexpr int SHORTER = COUNT * KINDS, PASSAGES = SHORTER + COUNT, RATES = PASSA
 // Where there is a row, the text's distribution has a share that is learnt, by the length of the text's longest context
 // (below 2, 4, 12 tokens or longer) and by its largest probability (in fifths).  It begins with 1 - d (1 - top), where
 // d = SHARED / (length + SHARED), which weighs as many tokens as FIRST; what was learnt decays by FADE a token.
-constexpr int LENGTHS[] = {2, 4, 12}, TOPS = 5, SHARES = 4 * TOPS;
+constexpr int LENGTHS[] = {2, 4, 12}, TOPS = 5, BESIDE_ROWS = 4 * TOPS;
 constexpr double SHARED = 4.0, FIRST = 8.0, FADE = 0.995;
+// Beside drafted tokens, text and row together have a share that is learnt likewise, by the length of the text's longest
+// context only (none, or the bins above).  It begins with EVEN.
+constexpr int SHARES = BESIDE_ROWS + 5;
+constexpr double EVEN = 0.5;
+constexpr int ROOT = 1, RETRIEVED = 4;      // bits of a node's origin, those of longgraft/trees/tree.py
 constexpr uint64_t BASE = 0x9E3779B97F4A7C15ull, MIXED = 0xD6E8FEB86659FD93ull;    // odd, at random
 
 struct Seen { int32_t token; uint32_t count; };
@@ -73,7 +79,12 @@ struct Rate {
     }
 };
 
-struct Child { int32_t token; double probability; };
+struct Child {
+    int32_t token;
+    double probability;
+    int64_t place = -1;         // its node in the draft; -1: it is not drafted
+    int origin = RETRIEVED;
+};
 
 // What the target said last after a token, or after two: its most probable next tokens, the best first.
 struct Row {
@@ -108,7 +119,63 @@ private:
 };
 
 // The text's share of a prediction, as sums over tokens; no tokens yet where `all` is 0.
-struct Share { double text, all; };
+struct Share {
+    double text, all;
+
+    void begin(double share) {
+        if (all == 0.0) *this = {FIRST * share, FIRST};
+    }
+
+    double value() const { return text / all; }
+
+    // Learns from a token that both sides together gave a probability (expectation maximization, a step a token).
+    void learn(double by_text, double by_other) {
+        if (by_text + by_other > 0.0) *this = {FADE * text + by_text / (by_text + by_other), FADE * all + 1.0};
+    }
+};
+
+// A token's probabilities by text and row together, and by the drafter.
+struct Predicted { int32_t token; double text, drafted; };
+
+// A node of the tree that was ranked last.
+struct Ranked {
+    int64_t token, parent;
+    int share;          // index in `shares` of its children's mixture; -1: none were both drafted and known
+    int begin, end;     // its children's probabilities, in `predicted`
+};
+
+// A drafted tree, parents before children.
+struct Draft {
+    int64_t nodes;
+    const int64_t* tokens;
+    const int64_t* parents;
+    const float* scores;        // log-probabilities of paths; nodes without one are left out
+    const int8_t* origin;
+};
+
+// A draft, with each node's children in order.
+struct Drafted {
+    Draft tree;
+    std::vector<int64_t> child, sibling;    // by node: the first child, and the next sibling; -1: none
+
+    explicit Drafted(const Draft& draft)
+        : tree(draft), child(std::max<int64_t>(1, draft.nodes), -1), sibling(draft.nodes, -1) {
+        for (int64_t node = tree.nodes - 1; node > 0; --node) {
+            const int64_t parent = tree.parents[node];
+            // False where either is not a number.
+            if (!(tree.scores[node] > -INFINITY && tree.scores[parent] > -INFINITY)) continue;
+            sibling[node] = child[parent];
+            child[parent] = node;
+        }
+    }
+
+    // A node's probability after its parent.
+    double probability(int64_t node) const {
+        return std::exp(static_cast<double>(tree.scores[node]) - static_cast<double>(tree.scores[tree.parents[node]]));
+    }
+};
+
+int length_bin(int length) { return static_cast<int>(std::upper_bound(LENGTHS, LENGTHS + 3, length) - LENGTHS); }
 
 uint64_t key_of(const Ends& ends, int i) {
     const int n = ORDERS[i];
@@ -169,6 +236,8 @@ struct Model {
     Ends ends{};
     std::vector<Seen> found;
     std::vector<Level> levels;
+    std::vector<Ranked> ranked;         // the last ranking with a draft, until the text goes on
+    std::vector<Predicted> predicted;
 
     // before: the rates after earlier answers; null for none
     explicit Model(const Rate* before) {
@@ -249,9 +318,8 @@ struct Model {
         double top = 0.0;
         for (const Child& child : text) top = std::max(top, child.probability);
         const int length = ORDERS[order];
-        const int bin = static_cast<int>(std::upper_bound(LENGTHS, LENGTHS + 3, length) - LENGTHS);
-        Share& share = shares[bin * TOPS + std::min(TOPS - 1, static_cast<int>(top * TOPS))];
-        if (share.all == 0.0) share = {FIRST * (1.0 - SHARED / (length + SHARED) * (1.0 - top)), FIRST};
+        Share& share = shares[length_bin(length) * TOPS + std::min(TOPS - 1, static_cast<int>(top * TOPS))];
+        share.begin(1.0 - SHARED / (length + SHARED) * (1.0 - top));
         return share;
     }
 
@@ -261,10 +329,7 @@ struct Model {
         const Row* row = rows.find(of);
         if (!row) return longest;
         double text = 0.0;
-        if (!out.empty()) {
-            const Share& share = share_of(longest.second, out);
-            text = share.text / share.all;
-        }
+        if (!out.empty()) text = share_of(longest.second, out).value();
         for (Child& child : out) child.probability *= text;
         const size_t known = out.size();
         for (int i = 0; i < WIDTH && row->tokens[i] >= 0; ++i) {
@@ -277,7 +342,7 @@ struct Model {
         return longest;
     }
 
-    // Learns the text's share from the next token (expectation maximization, a step a token).
+    // Learns the text's share beside a row from the next token.
     void share(int32_t token) {
         const Row* row = rows.find(ends);
         if (!row) return;
@@ -287,11 +352,64 @@ struct Model {
         Share& share = share_of(longest.second, text);
         double by_text = 0.0, by_row = 0.0;
         for (const Child& child : text)
-            if (child.token == token) by_text = share.text / share.all * child.probability;
+            if (child.token == token) by_text = share.value() * child.probability;
         for (int i = 0; i < WIDTH; ++i)
-            if (row->tokens[i] == token) by_row = (1.0 - share.text / share.all) * row->probabilities[i];
-        if (by_text + by_row > 0.0)
-            share = {FADE * share.text + by_text / (by_text + by_row), FADE * share.all + 1.0};
+            if (row->tokens[i] == token) by_row = (1.0 - share.value()) * row->probabilities[i];
+        share.learn(by_text, by_row);
+    }
+
+    // Learns the shares beside drafted tokens from the next tokens, as far as the last ranking goes.
+    void share_drafted(const int32_t* tokens, int64_t n) {
+        int64_t node = ranked.empty() ? -1 : 0;
+        for (int64_t i = 0; i < n && node >= 0; ++i) {
+            const Ranked& at = ranked[node];
+            for (int s = at.begin; s < at.end; ++s) {
+                if (predicted[s].token != tokens[i]) continue;
+                Share& share = shares[at.share];
+                const double text = share.value();
+                share.learn(text * predicted[s].text, (1.0 - text) * predicted[s].drafted);
+            }
+            const auto child = std::find_if(ranked.begin() + node + 1, ranked.end(), [&](const Ranked& one) {
+                return one.parent == node && one.token == tokens[i];
+            });
+            node = child == ranked.end() ? -1 : child - ranked.begin();
+        }
+        ranked.clear();
+        predicted.clear();
+    }
+
+    // Mixes the drafted children of a node with those that the text knows.  place: the node in the draft
+    // reach: order of the text's longest context, by index, or -1 -> the share's index, or -1
+    int mix(const Drafted& draft, int64_t place, int reach, std::vector<Child>& out) {
+        const size_t known = out.size();
+        int index = -1;
+        double text = 0.0;
+        if (known) {
+            index = BESIDE_ROWS + (reach < 0 ? 0 : 1 + length_bin(ORDERS[reach]));
+            shares[index].begin(EVEN);
+            text = shares[index].value();
+        }
+        const size_t first = predicted.size();
+        for (const Child& child : out) predicted.push_back({child.token, child.probability, 0.0});
+        for (int64_t node = draft.child[place]; node >= 0; node = draft.sibling[node]) {
+            const int32_t token = static_cast<int32_t>(draft.tree.tokens[node]);
+            const double probability = draft.probability(node);
+            const auto same = std::find_if(out.begin(), out.begin() + known,
+                                           [&](const Child& child) { return child.token == token; });
+            if (same == out.begin() + known) {
+                out.push_back({token, 0.0, node, draft.tree.origin[node]});
+                predicted.push_back({token, 0.0, probability});
+            } else {
+                same->place = node;
+                same->origin |= draft.tree.origin[node];
+                predicted[first + (same - out.begin())].drafted = probability;
+            }
+        }
+        for (size_t i = 0; i < out.size(); ++i) {
+            const Predicted& by = predicted[first + i];
+            out[i].probability = text * by.text + (1.0 - text) * by.drafted;
+        }
+        return index;
     }
 
     void answer() {
@@ -332,8 +450,9 @@ struct Node { Ends ends; int order; };     // order: of its longest context, by 
 
 struct Entry {
     double probability;
-    int64_t entered;
-    int32_t parent, token, order;
+    int64_t entered, parent;
+    int32_t length;             // of the text's longest context above it, if the text knows it
+    Child child;
     bool operator<(const Entry& other) const {
         return probability != other.probability ? probability < other.probability : entered > other.entered;
     }
@@ -374,6 +493,7 @@ int64_t longgraft_text_answer(Model* model) {
 
 int64_t longgraft_text_extend(Model* model, const int32_t* tokens, int64_t n) {
     return tried([&] {
+        model->share_drafted(tokens, n);
         for (int64_t i = 0; i < n; ++i) model->extend(tokens[i]);
         return 0;
     });
@@ -425,42 +545,63 @@ int64_t longgraft_text_after(Model* model, const int32_t* path, int64_t n, int32
     });
 }
 
-// The most probable paths below the text's last token -> how many nodes, the root first, `budget` at most; fewer where
-// the next one's probability is at most floors[nodes so far], or nothing more is known.  orders: tokens of the longest
-// context that a node came from.
-int64_t longgraft_text_rank(Model* model, int64_t budget, const double* floors, int32_t* tokens, int32_t* parents,
-                            double* probabilities, int32_t* orders) {
+// The most probable paths below the text's last token, which the text knows or a draft has -> how many nodes, the root
+// first, `budget` at most; fewer where the next one's probability is at most floors[nodes so far], or nothing more is known.
+//     nodes, drafted .. origin: the draft, as in `Draft`; 0 and null for none
+//     fields: [4, budget]: tokens, parents, lengths of the text's longest contexts, origin
+//     probabilities: [budget], of paths
+int64_t longgraft_text_rank(Model* model, int64_t budget, const double* floors, int64_t nodes, const int64_t* drafted,
+                            const int64_t* above, const float* scores, const int8_t* origin, int64_t* fields,
+                            double* probabilities) {
     return tried([&] {
-        std::vector<Entry> heap{{1.0, 0, -1, 0, 0}};
-        std::vector<Node> nodes;
+        const Drafted draft(Draft{nodes, drafted, above, scores, origin});
+        int64_t* const tokens = fields;
+        int64_t* const parents = tokens + budget;
+        int64_t* const lengths = parents + budget;
+        int64_t* const origins = lengths + budget;
+        std::vector<Entry> heap{{1.0, 0, -1, 0, Child{0, 1.0, nodes ? 0 : -1, ROOT}}};
+        std::vector<Node> ranked;
         std::vector<Child> children;
-        nodes.reserve(budget);
+        ranked.reserve(budget);
+        model->ranked.clear();
+        model->predicted.clear();
         int64_t entered = 0;
         const double lowest = budget > 1 ? *std::min_element(floors + 1, floors + budget) : 0.0;
-        while (!heap.empty() && static_cast<int64_t>(nodes.size()) < budget) {
+        while (!heap.empty() && static_cast<int64_t>(ranked.size()) < budget) {
             std::pop_heap(heap.begin(), heap.end());
             const Entry e = heap.back();
             heap.pop_back();
-            const int32_t node = static_cast<int32_t>(nodes.size());
+            const int64_t node = static_cast<int64_t>(ranked.size());
             if (node && e.probability <= floors[node]) break;
-            nodes.push_back(node ? nodes[e.parent] : Node{model->ends, COUNT - 1});
-            Node& own = nodes.back();
-            if (node) own.ends.add(e.token);
-            tokens[node] = e.token;
+            ranked.push_back(node ? ranked[e.parent] : Node{model->ends, COUNT - 1});
+            Node& own = ranked.back();
+            if (node) own.ends.add(e.child.token);
+            tokens[node] = e.child.token;
             parents[node] = e.parent;
+            lengths[node] = e.length;
+            origins[node] = e.child.origin;
             probabilities[node] = e.probability;
-            orders[node] = e.order;
             // A child's longest context is at most one token longer than its parent's.
             int reach;
             std::tie(own.order, reach) = model->after(own.ends, std::min(COUNT - 1, own.order + 1), children);
-            for (const Child& child : children) {
-                const double probability = e.probability * child.probability;
+            const size_t known = children.size();
+            if (nodes) {
+                const int begin = static_cast<int>(model->predicted.size());
+                int share = -1;
+                if (e.child.place >= 0 && draft.child[e.child.place] >= 0)
+                    share = model->mix(draft, e.child.place, reach, children);
+                const int end = share < 0 ? begin : static_cast<int>(model->predicted.size());
+                model->ranked.push_back({e.child.token, e.parent, share, begin, end});
+            }
+            const int32_t length = reach < 0 ? 0 : ORDERS[reach];
+            for (size_t i = 0; i < children.size(); ++i) {
+                const double probability = e.probability * children[i].probability;
                 if (probability <= lowest) continue;
-                heap.push_back({probability, ++entered, node, child.token, reach < 0 ? 0 : ORDERS[reach]});
+                heap.push_back({probability, ++entered, node, i < known ? length : 0, children[i]});
                 std::push_heap(heap.begin(), heap.end());
             }
         }
-        return static_cast<int64_t>(nodes.size());
+        return static_cast<int64_t>(ranked.size());
     });
 }
 

@@ -6,8 +6,8 @@ probability, for those of its tokens that the longer contexts did not have.  The
 next token among such tokens in similar contexts (secondary escapes of PPMII, Shkarin 2002)?  Passages of a corpus are
 counted apart.  They take part only if they match a longer context than the text does; their share is learned by its
 length.  Rows are what the target model itself predicted after a token, or after two; where there is one, both
-distributions are mixed (docs/choices.md, rows beside the text).  `continuations.cpp` does the work, and holds the other
-constants.
+distributions are mixed (docs/choices.md, rows beside the text).  A ranking mixes in a drafter's nodes likewise.
+`continuations.cpp` does the work, and holds the other constants.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from weakref import finalize
 import numpy as np
 
 from longgraft.kernels.build import NotBuilt, loaded, with_memory
+from longgraft.trees.ranked_paths import FIELDS, Probabilities, RankedPaths
 
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # context lengths, in tokens
 FAR = ORDERS[-1]  # longest context
@@ -29,11 +30,7 @@ LEVELS = 4  # contexts that are blended
 KEPT = 24  # continuations that a context keeps, the newest ones
 WIDTH = 8  # tokens of a row
 RATES = (6 + 2) * len(ORDERS)  # rates that are learnt, as continuations.cpp describes
-SHARES = 4 * 5  # shares of the text that are learnt, likewise
-
-RankedPaths = tuple[list[int], list[int], list[float], list[int]]
-"""By node: tokens, parents, probabilities, lengths of the text's longest contexts above them.  The root comes first;
-its token 0 is a placeholder."""
+SHARES = 4 * 5 + 5  # shares of the text that are learnt, likewise
 
 
 class Rows(NamedTuple):
@@ -56,6 +53,25 @@ class Rows(NamedTuple):
     probabilities: np.ndarray
 
 
+class Draft(NamedTuple):
+    """A drafted tree of n nodes, parents before children.
+
+    Attributes:
+        tokens: [n] int64.
+        parents: [n] int64.
+        scores: [n] float32, log-probabilities of paths; nodes without one (nan), and those below them, are left out.
+        origin: [n] int8, bits as in `ProposalTree`.
+    """
+
+    tokens: np.ndarray
+    parents: np.ndarray
+    scores: np.ndarray
+    origin: np.ndarray
+
+
+NO_DRAFT = Draft(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int8))
+
+
 class Continuation(NamedTuple):
     """A token that may come next."""
 
@@ -71,13 +87,13 @@ class Continuations(Protocol):
         """[RATES, 2] float64: hits and trials of contexts of each kind.  No tokens are among them."""
 
     shares: np.ndarray
-    """[SHARES, 2] float64: what was learnt of the text's share beside rows.  It can be set."""
+    """[SHARES, 2] float64: what was learnt of the text's share beside rows and drafted nodes.  It can be set."""
 
     def answer(self) -> None:
         """Marks the beginning of the answer, which may repeat more or less than its prompt does."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Learns from these tokens, in order."""
+        """Learns from these tokens, in order, and from the first ones how good the last ranked draft was."""
 
     def read(self, passage: Sequence[int]) -> None:
         """Counts continuations in a passage of a corpus, which may contain the end of this text."""
@@ -88,11 +104,12 @@ class Continuations(Protocol):
     def after(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
         """Returns what may follow the text and this path, and the length of the longest context."""
 
-    def rank(self, floors: Sequence[float]) -> RankedPaths:
+    def rank(self, floors: Probabilities, draft: Draft = NO_DRAFT) -> RankedPaths:
         """Returns the most probable paths below the text's last token, with at most as many nodes as floors.
 
         Args:
             floors: floors[n] is the probability that the node after n nodes must exceed.
+            draft: Nodes that are ranked beside the text's.
         """
 
 
@@ -155,20 +172,20 @@ class CompiledContinuations:
         following = list(map(Continuation, tokens[:n].tolist(), probabilities[:n].tolist()))
         return following, int(longest[0])
 
-    def rank(self, floors: Sequence[float]) -> RankedPaths:
+    def rank(self, floors: Probabilities, draft: Draft = NO_DRAFT) -> RankedPaths:
         budget = len(floors)
-        tokens, parents, orders = (np.empty(budget, np.int32) for _ in range(3))
+        fields = np.empty((FIELDS, budget), np.int64)
         probabilities = np.empty(budget)
         n = self._functions.longgraft_text_rank(
             self._model,
             budget,
             _at(np.asarray(floors, dtype=np.float64)),
-            _at(tokens),
-            _at(parents),
+            len(draft.tokens),
+            *map(_at, draft),
+            _at(fields),
             _at(probabilities),
-            _at(orders),
         )
-        return tokens[:n].tolist(), parents[:n].tolist(), probabilities[:n].tolist(), orders[:n].tolist()
+        return RankedPaths(fields[:, :n], probabilities[:n])
 
 
 def _at(array: np.ndarray) -> ctypes.c_void_p:
@@ -195,8 +212,25 @@ class NoContinuations:
     def after(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
         return [], 0
 
-    def rank(self, floors: Sequence[float]) -> RankedPaths:
-        return ([0], [-1], [1.0], [0]) if floors else ([], [], [], [])
+    def rank(self, floors: Probabilities, draft: Draft = NO_DRAFT) -> RankedPaths:
+        """Ranks the draft's nodes alone."""
+        scores = np.zeros(max(1, len(draft.tokens)))
+        for node in range(1, len(scores)):
+            scores[node] = np.minimum(scores[draft.parents[node]], draft.scores[node])  # nan below nan
+        best = np.argsort(-scores, kind="stable")[: len(floors)]
+        chances = np.exp(scores[best])
+        refused = np.flatnonzero(~(chances > np.asarray(floors)[: len(best)])[1:])
+        if len(refused):
+            best = best[: 1 + refused[0]]
+        fields = np.zeros((FIELDS, len(best)), np.int64)
+        fields[1, :1] = -1
+        fields[3, :1] = 1
+        if len(best) > 1:
+            place = np.argsort(np.argsort(-scores, kind="stable"))
+            fields[0, 1:] = draft.tokens[best[1:]]
+            fields[1, 1:] = place[draft.parents[best[1:]]]
+            fields[3, 1:] = draft.origin[best[1:]]
+        return RankedPaths(fields, chances[: len(best)])
 
 
 def continuations(rates: np.ndarray | None = None) -> Continuations:
@@ -225,7 +259,7 @@ def compiled() -> ctypes.CDLL | NotBuilt:
         ("read", number, [pointer, pointer, number]),
         ("rows", number, [pointer, number, pointer, pointer, number, *[pointer] * 3]),
         ("shares", number, [pointer, pointer, number]),
-        ("rank", number, [pointer, number, *[pointer] * 5]),
+        ("rank", number, [pointer, number, pointer, number, *[pointer] * 6]),
         ("after", number, [pointer, pointer, number, *[pointer] * 3]),
     ):
         function = getattr(functions, f"longgraft_text_{name}")

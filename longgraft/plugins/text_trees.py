@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 import numpy as np
 
-from longgraft.memories.continuations import RankedPaths
 from longgraft.plugins.options import TextOptions
 from longgraft.plugins.texts import Text, Texts, Tokens
+from longgraft.trees.ranked_paths import RankedPaths
 
 WIDTH = 4  # nodes that are ranked for each place of a chain: the best chain may begin with the second best token
 REPORT = 1_000  # steps between two lines of the log
@@ -62,7 +62,7 @@ class TextTrees:
             running: Requests that decode in the pass.  A row delays them all.
         """
         floor = self.texts.options.price * running
-        chain = best_chain(ranked(text, [floor] * (1 + WIDTH * most)))[:most]
+        chain = best_chain(text.model.rank([floor] * (1 + WIDTH * most)))[:most]
         text.proposed = len(chain)
         self.proposed += len(chain)
         return chain
@@ -76,9 +76,9 @@ class TextTrees:
         tokens = [root]
         parents = [-1]
         if text is not None:
-            found, above, _, _ = ranked(text, [0.0] * nodes)
-            tokens += found[1:]
-            parents = above
+            found = text.model.rank([0.0] * nodes)
+            tokens += found.tokens[1:].tolist()
+            parents = found.parents.tolist()
             text.proposed = len(found) - 1
             self.proposed += text.proposed
         for node in range(len(tokens), nodes):
@@ -90,14 +90,11 @@ class TextTrees:
         return np.array(tokens), ancestors
 
 
-def ranked(text: Text, floors: Sequence[float]) -> RankedPaths:
-    """Returns the most probable paths below a text's last token."""
-    return text.model.rank(floors)
-
-
 def best_chain(ranked: RankedPaths) -> list[int]:
     """Returns the tokens of the path below the root whose probabilities have the largest sum."""
-    tokens, parents, probabilities, _ = ranked
+    tokens = ranked.tokens.tolist()
+    parents = ranked.parents.tolist()
+    probabilities = ranked.probabilities.tolist()
     worth = list(probabilities)  # of the best path that begins at a node
     following = [0] * len(tokens)  # its next node; 0: it ends here
     for node in range(len(tokens) - 1, 0, -1):

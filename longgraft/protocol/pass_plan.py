@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from longgraft.trees.ranked_paths import Probabilities
+
 
 @dataclass(frozen=True)
 class Offer:
@@ -27,7 +29,7 @@ class Offer:
     """
 
     budget: int
-    probabilities: Sequence[float] = ()
+    probabilities: Probabilities = ()
     levels: int = 0
     stopped: bool = False
 

@@ -40,6 +40,7 @@ class Guard:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         headers = Headers(scope=scope)
+        scope["path"] = scope["path"].rstrip("/") or "/"
         try:
             self._check_host(headers.get("host", ""))
             self._check_origin(headers.get("origin"), headers.get("host", ""))

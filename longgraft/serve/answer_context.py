@@ -18,6 +18,7 @@ class AnswerContext:
         calls: Reads tool calls in the answer.
         predicted: Token ids of the prediction that the body gives.
         constraint_field: The body's field that has the constraint, for errors.
+        only_reads: The answer leaves out the token that reading a prompt yields.
     """
 
     echo: str = ""
@@ -25,6 +26,7 @@ class AnswerContext:
     calls: CallReader = field(default_factory=CallReader)
     predicted: Sequence[int] = ()
     constraint_field: str | None = None
+    only_reads: bool = False
 
     def again(self) -> AnswerContext:
         """Returns the context of another answer to the same prompt."""

@@ -110,15 +110,14 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
             requested = GenerationRequest(_plain_ids(state, prompt, "allow"), predictions=(rest,))
             return requested, AnswerContext(layout=state.layout.form)
         # Prompt and suffix are cut to leave room for the new tokens.
-        room = max(state.max_prompt_tokens - body.new_tokens, state.max_prompt_tokens // 2)
+        answer = state.options.max_answer_tokens if body.new_tokens is None else body.new_tokens
+        room = max(state.max_prompt_tokens - answer, state.max_prompt_tokens // 2)
         laid = state.layout.lay_out(Cursor("", prompt, suffix), (), room)
     requested = GenerationRequest(list(laid.ids), eos=laid.ends, predictions=laid.prediction)
     return requested, AnswerContext(layout=laid.form)
 
 
-def prepared(
-    state: State, body: AnswerRequest, encoded: Encoded, limit: int | None, predicted: Sequence[int] | None = None
-) -> Encoded:
+def prepared(state: State, body: AnswerRequest, encoded: Encoded, predicted: Sequence[int] | None = None) -> Encoded:
     """Returns the whole request, with the sampling, the ends, the limits and the prediction of the body.
 
     Args:
@@ -126,7 +125,6 @@ def prepared(
         body: The fields of the request.
         encoded: The request that has its prompt, with the prompt's own end tokens, predictions and grammar of
             calls.
-        limit: Most new tokens; None: as many as are allowed.
         predicted: The ids of the body's prediction, if they are known already.
     """
     requested, context = encoded
@@ -139,9 +137,9 @@ def prepared(
     state.check_ids(body.stop_token_ids or (), "stop_token_ids")
     budget, corpus = speculation_of(state, body)
     constraint_field = next(iter(body.constraints()), None)
-    if tool_calls:
+    if tool_calls and constraint_field is None:
         constraint_field = "tools"
-    new_tokens = state.new_tokens(requested.ids, limit, body.prompt_field)
+    new_tokens = state.new_tokens(requested.ids, body.new_tokens, body.prompt_field)
     client = client_of(state, body)
     if predicted is None:
         predicted = prediction_ids(state, body)
@@ -160,7 +158,8 @@ def prepared(
         priority=body.priority or 0,
         client=client,
     )
-    return requested, replace(context, predicted=predicted, constraint_field=constraint_field)
+    only_reads = body.new_tokens == 0
+    return requested, replace(context, predicted=predicted, constraint_field=constraint_field, only_reads=only_reads)
 
 
 def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None) -> Sampling:
@@ -175,16 +174,12 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
     try:
         sampling = body.sampling(state.session.defaults)
         about = next(iter(body.constraints()), "")
-        if tool_calls is not None:
-            if about:
-                raise ValueError(
-                    f"{about} and tools were given; an answer follows one of them. Leave one "
-                    "out, or set tool_choice to none."
-                )
-            sampling = replace(sampling, tool_calls=tool_calls)
-            about = "tools"
         state.check_ids(list(sampling.logit_bias or ()), "logit_bias")
         state.session.constraint(sampling, state.session.eos)
+        if tool_calls is not None:
+            about = "tools"
+            sampling = replace(sampling, tool_calls=tool_calls)
+            state.session.constraint(sampling, state.session.eos)
     except ValueError as error:
         raise _constraint_error(error, about) from error
     return sampling
@@ -265,21 +260,23 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
     with client_errors("tool_choice"):
         tools = body.callable_tools()
     with client_errors("response_format"):
-        if not body.tools or (not tools and body.constraints()):
+        formed = bool(body.constraints())
+        if not body.tools or (not tools and formed):
             return requested, AnswerContext()
     reader = CallReader()
     if tools:
-        reader = CallReader(family, [tool.name for tool in tools])
+        reader = CallReader(family, tools, alone=formed)
     context = AnswerContext(calls=reader)
     requested = replace(requested, stop_until="" if body.must_call else reader.begin)
     if not body.must_call and find_spec("llguidance") is None:
         return requested, context  # calls are read as the model writes them
     if not body.must_call and not any(tool.strict for tool in tools):
         tools = _followable(state, family, tools)
-        if _fault(state, family, tools) is not None:
+        if not formed and _fault(state, family, tools) is not None:
             return requested, context
     with client_errors("tools"):
-        rules = grammar(family, tools, state.tokenizer.get_added_vocab(), not body.must_call, body.many_calls)
+        text = not body.must_call and not formed
+        rules = grammar(family, tools, state.tokenizer.get_added_vocab(), text, body.many_calls)
     return replace(requested, sampling=Sampling(tool_calls=rules)), context
 
 

@@ -27,9 +27,6 @@ from longgraft.serve.refusals import Busy, Closing
 T = TypeVar("T")
 Path = tuple[int | str, ...]
 """The keys and indices that lead to a place in a JSON value."""
-# Limits of an answer, for which some clients send -1.
-LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
-NO_LIMIT = "For as many as are allowed, give a large number."
 # Only a body that matches may have half a character, or a number that is not finite.
 UNSENDABLE = re.compile(rb"\\u[dD][89a-fA-F]|NaN|Infinity|\d[eE]\+?\d|\d{300}")
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -192,10 +189,7 @@ def invalid(error: ValidationError, value: Any) -> ApiError:
             reason = "be a JSON object"
         if reason not in reasons:
             reasons.append(reason)
-    message = f"{name} must {', or '.join(reasons).replace(', or be ', ', or ')}."
-    if deepest[-1] in LIMITS:
-        message = f"{message} {NO_LIMIT}"
-    return ApiError(400, message, name)
+    return ApiError(400, f"{name} must {', or '.join(reasons).replace(', or be ', ', or ')}.", name)
 
 
 def _depth(path: Path) -> tuple[int, list[int]]:

@@ -109,7 +109,6 @@ class ServedRequest(Scheduled):
         trim: Cuts the text of the steps for the client.
         leader: The first request with the same prompt, which reads it; None: this one.
         body: The same for all answers to one body; None: this one is the only one.
-        only_reads: The answer leaves out the token that reading a prompt yields.
 
     Attributes:
         logprobs: Log-probabilities of the answer's tokens so far.
@@ -131,7 +130,6 @@ class ServedRequest(Scheduled):
         trim: Callable[[Steps], Steps] | None = None,
         leader: ServedRequest | None = None,
         body: object = None,
-        only_reads: bool = False,
     ) -> None:
         if requested.client is not None:
             # The threads that encode prompts do not know the client.
@@ -152,7 +150,6 @@ class ServedRequest(Scheduled):
         self._tokens = TOKENS.get() or Tokens()
         self._worker = worker
         self._trim = trim
-        self._only_reads = only_reads
         self._submitted = False
         self._prompt_read = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -180,6 +177,18 @@ class ServedRequest(Scheduled):
         steps = self._in_turn(beat)
         return steps if self._trim is None else self._trim(steps)
 
+    def shown_step(self, step: Step) -> Step:
+        """Returns what of a step the client gets, and what counts as its answer."""
+        if self.context.only_reads:
+            return replace(step, tokens=(), origins=(), text="", logprobs=())
+        return step
+
+    def shown_end(self, end: End) -> End:
+        """Returns what of the end the client gets."""
+        if not self.context.only_reads or end.reason == "cancelled":
+            return end
+        return replace(end, reason="length", stats=replace(end.stats, new_tokens=0), stopped_by=None)
+
     def send(self, event: Step | End | Exception) -> None:
         """Sends an event to the coroutine that iterates; it may be called from any thread."""
         try:
@@ -202,11 +211,12 @@ class ServedRequest(Scheduled):
             while self.end is None:
                 event = await self._event(beat)
                 if isinstance(event, End):
-                    self.end = self._shown_end(event)
+                    self.end = event
                 elif event is None:
                     yield None
                 else:
-                    yield self._shown_step(event)
+                    self._note(event)
+                    yield event
         finally:
             self._prompt_read.set()
 
@@ -226,19 +236,10 @@ class ServedRequest(Scheduled):
             raise event
         return event
 
-    def _shown_step(self, step: Step) -> Step:
-        """Takes note of a step, and returns what of it the client gets."""
+    def _note(self, step: Step) -> None:
+        """Takes note of a step."""
         self.prompt_logprobs += step.prompt_logprobs
         if step.tokens:
             self._prompt_read.set()
-        if self._only_reads:
-            step = replace(step, tokens=(), origins=(), text="", logprobs=())
         self._tokens.add(step.read, step.reused, len(step.tokens))
         self.logprobs += step.logprobs
-        return step
-
-    def _shown_end(self, end: End) -> End:
-        """Returns what of the end the client gets."""
-        if not self._only_reads or end.reason == "cancelled":
-            return end
-        return replace(end, reason="length", stats=replace(end.stats, new_tokens=0))

@@ -12,7 +12,7 @@ from longgraft.serve.state import State
 
 
 def served_answers(
-    state: State, prompts: Sequence[tuple[GenerationRequest, AnswerContext]], count: int, only_reads: bool = False
+    state: State, prompts: Sequence[tuple[GenerationRequest, AnswerContext]], count: int
 ) -> Iterator[ServedRequest]:
     """Yields the requests for `count` answers to each prompt; each is made when it is asked for.
 
@@ -30,7 +30,6 @@ def served_answers(
                 seconds=state.options.max_seconds,
                 leader=leader,
                 body=body,
-                only_reads=only_reads,
             )
             leader = leader or served
             yield served

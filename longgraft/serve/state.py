@@ -166,4 +166,4 @@ class State:
         allowed = min(self.positions - len(ids), self.options.max_answer_tokens)
         if requested is None:
             return allowed
-        return min(requested, allowed)
+        return min(max(1, requested), allowed)  # reading a prompt yields a token

@@ -207,15 +207,16 @@ class Worker:
         if step is not None and request.finish_reason is None:
             reason = self._cut(served, step)  # before the client has the step, whose text this may end
         if step is not None:
+            step = served.shown_step(step)
             served.send(step)
             for watcher in self.watchers:
                 watcher.stepped(served, step, seconds)
         if request.finish_reason is not None:
-            return End(request.finish_reason, request.stats, served.queued, request.stopped_by)
+            return served.shown_end(End(request.finish_reason, request.stats, served.queued, request.stopped_by))
         if reason is None:
             return None
         request.close()
-        return End(reason, request.stats, served.queued)
+        return served.shown_end(End(reason, request.stats, served.queued))
 
     def _cut(self, served: ServedRequest, step: Step) -> Literal["time", "cut"] | None:
         """Returns why a step is the last one though the answer could go on, or None."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -71,12 +72,12 @@ class PaddedTree:
         """Returns the record [FIELDS, rows] int64 of a tree, on the host: all fields but the stage."""
         n = len(tree)
         assert n <= rows, f"{n} nodes in {rows} rows"
-        record = torch.zeros(FIELDS, rows, dtype=torch.int64)
+        record = np.zeros((FIELDS, rows), np.int64)  # numpy: a copy takes a tenth of torch's time
         columns = tree.tokens, tree.parents, tree.depths, tree.scores.view(torch.int32), tree.origin
         for row, column in zip(record, columns, strict=False):
-            row[:n] = column
+            row[:n] = column.numpy()
         record[-1, :n] = 1
-        return record
+        return torch.from_numpy(record)
 
     @classmethod
     def unpack(cls, record: Tensor, deepest: int | None = None, stage: int | None = None) -> PaddedTree:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longgraft.trees.ranked_paths import RankedPaths
+
 # Bits of ProposalTree.origin; a node that several sources found has several.
 ROOT = 1
 DRAFT = 2
@@ -90,6 +92,15 @@ class ProposalTree:
     def root_only(cls, root: int) -> ProposalTree:
         """Builds the tree of plain decoding, which proposes nothing."""
         return cls.chain(torch.tensor([root]))
+
+    @classmethod
+    def ranked(cls, root: int, paths: RankedPaths, stage: int | None = None) -> ProposalTree:
+        """Builds the tree of ranked paths below a root; stage: as in the class."""
+        fields = torch.from_numpy(paths.fields.copy())
+        tokens, parents, lengths, origin = fields
+        tokens[0] = root
+        scores = torch.from_numpy(np.log(paths.probabilities)).float()
+        return cls(tokens, parents, scores, origin.to(torch.int8), stage, lengths)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -33,9 +33,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the root is counted as remembered",
-        "controller:_expected",
-        "tree.scores[1:]",
-        "tree.scores",
+        "RankedPaths.expected",
+        "self.probabilities[1:]",
+        "self.probabilities",
         "test_controller.py::test_a_plan_counts_each_part_of_a_step_once_and_all_nodes_except_the_root",
     ),
     Mutation(
@@ -125,8 +125,8 @@ MUTATIONS = (
     Mutation(
         "nodes are given by the order of the requests",
         "Prices.best",
-        "np.array(sorted(nodes))",
-        "np.array(nodes)",
+        "np.lexsort((places, owners, -offered))",
+        "np.arange(len(offered))",
         "test_controller.py::test_the_nodes_of_a_pass_go_to_the_most_probable_of_all_requests",
     ),
     Mutation(
@@ -215,7 +215,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a shared pass is timed as one alone",
-        "Controller._planned",
+        "Controller._expect",
         "None if ask.batch.alone else plan.timed",
         "None",
         "test_controller.py::test_a_plan_counts_each_part_of_a_step_once_and_all_nodes_except_the_root",

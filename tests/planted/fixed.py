@@ -88,8 +88,8 @@ MUTATIONS = (
         "test_fixed.py::test_recorded_steps_give_and_accept_the_tokens_of_single_launches",
     ),
     Mutation(
-        "a drafted tree's parents are one off on the device",
-        "Eagle3Drafter._on_device",
+        "a drafted tree's parents are one off",
+        "eagle3:_places",
         "torch.searchsorted(best, above) + 1",
         "torch.searchsorted(best, above)",
         "test_fixed.py::test_recorded_steps_give_and_accept_the_tokens_of_single_launches",

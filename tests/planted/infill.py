@@ -41,7 +41,7 @@ MUTATIONS = (
     Mutation(
         "the end of an answer is decided after its step was sent",
         "Worker._deliver",
-        "if step is not None and request.finish_reason is None:\n            reason = self._cut(served, step)  # before the client has the step, whose text this may end\n        if step is not None:\n            served.send(step)",
+        "if step is not None and request.finish_reason is None:\n            reason = self._cut(served, step)  # before the client has the step, whose text this may end\n        if step is not None:\n            step = served.shown_step(step)\n            served.send(step)",
         "if step is not None:\n            served.send(step)\n            time.sleep(0.05)\n            reason = self._cut(served, step) if request.finish_reason is None else None",
         "test_infill.py::test_an_answer_ends_with_a_line_when_its_time_is_up",
     ),

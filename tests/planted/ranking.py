@@ -4,17 +4,17 @@ from planted.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
-        "weights are learnt of the token before",
-        "ExpertWeights.observe",
-        "seen.following.tolist()",
-        "seen.kept.tolist()",
-        "test_ranking.py::test_weights_follow_the_expert_that_predicted_the_tokens",
+        "shares are learnt again of an older draft",
+        "continuations.cpp",
+        "        ranked.clear();\n        predicted.clear();\n    }",
+        "    }",
+        "test_ranking.py::test_a_draft_teaches_only_by_the_tokens_after_it",
     ),
     Mutation(
         "experts without a prediction have weights",
-        "ExpertWeights.of_text",
-        "return 0.0",
-        "return 0.1",
-        "test_ranking.py::test_a_text_without_a_prediction_has_no_weight_and_learns_nothing",
+        "continuations.cpp",
+        "        double text = 0.0;\n        if (known) {",
+        "        double text = 0.1;\n        if (known) {",
+        "test_ranking.py::test_a_draft_has_all_weight_where_neither_text_nor_row_predicts",
     ),
 )

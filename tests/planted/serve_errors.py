@@ -6,8 +6,8 @@ MUTATIONS = (
     Mutation(
         "a wrong schema is found in the decoding thread",
         "prompts:sampling_of",
-        "        state.session.constraint(sampling, state.session.eos)\n",
-        "",
+        '"logit_bias")\n        state.session.constraint(sampling, state.session.eos)\n',
+        '"logit_bias")\n',
         "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong",
     ),
     Mutation(
@@ -79,13 +79,6 @@ MUTATIONS = (
         "|\\d{300}",
         "",
         "test_serve_errors.py::test_a_body_that_cannot_be_read_is_refused",
-    ),
-    Mutation(
-        "a limit of -1 gets no hint",
-        "invalid",
-        "if deepest[-1] in LIMITS",
-        "if False",
-        "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong",
     ),
     Mutation(
         "a body of exactly the limit is too large",

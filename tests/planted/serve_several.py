@@ -5,8 +5,8 @@ from planted.mutation import Mutation
 MUTATIONS = (
     Mutation(
         "a prompt that is only read has an answer",
-        "ServedRequest._shown_step",
-        "if self._only_reads:",
+        "ServedRequest.shown_step",
+        "if self.context.only_reads:",
         "if False:",
         "test_serve_several.py::test_without_new_tokens_a_prompt_is_only_read",
     ),

@@ -19,9 +19,9 @@ MUTATIONS = (
     ),
     Mutation(
         "nodes without a probability are ranked",
-        "RankedProposer._read",
-        "if not (logs[node] > -math.inf and logs[parent] > -math.inf):",
-        "if logs[node] == -math.inf:",
+        "continuations.cpp",
+        "!(tree.scores[node] > -INFINITY && tree.scores[parent] > -INFINITY)",
+        "tree.scores[node] == -INFINITY",
         "test_sources.py::test_nodes_without_a_probability_are_left_out_and_others_keep_their_origin",
     ),
 )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-from longgraft.memories.continuations import FAR, KEPT, LEVELS, ORDERS, Continuation, RankedPaths, Rows
+import numpy as np
+
+from longgraft.memories.continuations import FAR, KEPT, LEVELS, NO_DRAFT, ORDERS, Continuation, Draft, Rows
+from longgraft.trees.ranked_paths import RankedPaths
+from longgraft.trees.tree import RETRIEVED, ROOT
 
 # The constants of continuations.cpp, which describes them.
 DOUBT, STRENGTH, KINDS = 2.0, 8.0, 6
 SHORTER = len(ORDERS) * KINDS
 PASSAGES = SHORTER + len(ORDERS)
 LENGTHS, TOPS = (2, 4, 12), 5
-SHARED, FIRST, FADE = 4.0, 8.0, 0.995
+SHARED, FIRST, FADE, EVEN = 4.0, 8.0, 0.995, 0.5
 
 Counts = list[dict[int, dict[int, int]]]
 """By order: counts of the tokens that followed a context, keyed by the context's hash, the newest token last."""
@@ -25,6 +30,25 @@ class _Level:
 
     rate: int
     new: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class _Child:
+    """What may follow a node: by the text and its rows, and by the drafter."""
+
+    text: float = 0.0
+    drafted: float = 0.0
+    place: int = -1  # node of the draft, or -1
+    origin: int = RETRIEVED
+
+
+@dataclass
+class _Node:
+    """A ranked node."""
+
+    path: tuple[int, ...]
+    length: int = 0  # of the text's longest context
+    children: dict[int, _Child] | None = None  # if some are drafted and the text knows some
 
 
 class PythonContinuations:
@@ -39,7 +63,8 @@ class PythonContinuations:
         self._taught = [list(rate) for rate in (self.rates if rates is None else rates)]
         self._answering = False
         self._rows: dict[tuple[int, ...], dict[int, float]] = {}  # by the last token or the last two
-        self._shares: dict[tuple[int, int], list[float]] = {}
+        self._shares: dict[tuple[int, ...], list[float]] = {}
+        self._ranked: dict[tuple[int, ...], _Node] = {}  # the last ranking with a draft, by path
 
     def answer(self) -> None:
         """Marks the beginning of the answer, which may repeat more or less than its prompt does."""
@@ -51,7 +76,8 @@ class PythonContinuations:
             ]
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Learns from these tokens, in order."""
+        """Learns from these tokens, in order, and from the first ones how good the last ranked draft was."""
+        self._share_drafted(tokens)
         for token in tokens:
             if token >= 0:
                 if self._answering:
@@ -90,12 +116,23 @@ class PythonContinuations:
         text, longest = self._followed(())
         if row is None or not text:
             return
-        share = self._text_share(longest, text)
-        weight = share[0] / share[1]
-        by_text = weight * sum(one.probability for one in text if one.token == token)
-        by_row = (1.0 - weight) * row.get(token, 0.0)
-        if by_text + by_row > 0.0:
-            share[:] = [FADE * share[0] + by_text / (by_text + by_row), FADE * share[1] + 1.0]
+        by_text = sum(one.probability for one in text if one.token == token)
+        _learn_share(self._text_share(longest, text), by_text, row.get(token, 0.0))
+
+    def _draft_share(self, longest: int) -> list[float]:
+        """Returns the share of text and row beside drafted tokens, as (text, all), which is learnt in place."""
+        place = 1 + sum(longest >= length for length in LENGTHS) if longest else 0
+        return self._shares.setdefault((place,), [FIRST * EVEN, FIRST])
+
+    def _share_drafted(self, tokens: Sequence[int]) -> None:
+        for n, token in enumerate(tokens):
+            node = self._ranked.get(tuple(tokens[:n]))
+            if node is None:
+                break
+            if node.children and token in node.children:
+                child = node.children[token]
+                _learn_share(self._draft_share(node.length), child.text, child.drafted)
+        self._ranked = {}
 
     def _learn(self, token: int) -> None:
         for level in self._levels(self._end)[0]:
@@ -164,32 +201,65 @@ class PythonContinuations:
             rest *= 1.0 - rate
         return found, longest
 
-    def rank(self, floors: Sequence[float]) -> RankedPaths:
+    def rank(self, floors: Sequence[float], draft: Draft = NO_DRAFT) -> RankedPaths:
         """Returns the most probable paths below the text's last token, with at most as many nodes as floors.
 
         floors: floors[n] is the probability that the node after n nodes must exceed
         """
-        ranked: RankedPaths = ([], [], [], [])
-        tokens, parents, probabilities, lengths = ranked
-        below: list[tuple[int, ...]] = []  # paths
-        # (-probability, order of entry, parent, token, length of the context)
-        heap: list[tuple[float, int, int, int, int]] = [(-1.0, 0, -1, 0, 0)]
+        fields: list[tuple[int, int, int, int]] = []  # tokens, parents, lengths, origin
+        probabilities: list[float] = []
+        nodes: list[_Node] = []
+        root = _Child(place=0 if len(draft.tokens) else -1, origin=ROOT)
+        # (-probability, order of entry, parent, token, the child)
+        heap: list[tuple[float, int, int, int, _Child]] = [(-1.0, 0, -1, 0, root)]
         entered = 0
-        while heap and len(tokens) < len(floors):
-            negative, _, parent, token, length = heappop(heap)
-            if tokens and -negative <= floors[len(tokens)]:
+        while heap and len(nodes) < len(floors):
+            negative, _, parent, token, child = heappop(heap)
+            if nodes and -negative <= floors[len(nodes)]:
                 break
-            path = (*below[parent], token) if tokens else ()
-            tokens.append(token)
-            parents.append(parent)
+            path = (*nodes[parent].path, token) if nodes else ()
+            length = nodes[parent].length if nodes and child.text else 0
+            fields.append((token, parent, length, child.origin))
             probabilities.append(-negative)
-            lengths.append(length)
-            below.append(path)
-            known, longest = self.after(path)
-            for one in known:
+            node, weight = self._successors(path, child.place, draft)
+            for follower, below in (node.children or {}).items():
                 entered += 1
-                heappush(heap, (negative * one.probability, entered, len(tokens) - 1, one.token, longest))
-        return ranked
+                probability = weight * below.text + (1.0 - weight) * below.drafted
+                heappush(heap, (negative * probability, entered, len(nodes), follower, below))
+            nodes.append(node)
+        self._ranked = {}
+        for node in nodes if len(draft.tokens) else ():
+            drafted = any(child.place >= 0 for child in node.children.values())
+            known = any(child.text for child in node.children.values())
+            self._ranked[node.path] = node if drafted and known else replace(node, children=None)
+        return RankedPaths(np.array(fields, np.int64).reshape(-1, 4).T, np.array(probabilities))
+
+    def _successors(self, path: tuple[int, ...], place: int, draft: Draft) -> tuple[_Node, float]:
+        """Returns the node with its children, and the weight of the text and its rows."""
+        known, longest = self.after(path)
+        children = {one.token: _Child(one.probability) for one in known}
+        drafted = False
+        for n in range(1, len(draft.tokens)):
+            if draft.parents[n] != place:
+                continue
+            score, above = float(draft.scores[n]), float(draft.scores[place])
+            if score > -math.inf and above > -math.inf:
+                drafted = True
+                token, bits = int(draft.tokens[n]), int(draft.origin[n])
+                child = children.get(token, _Child(origin=0))
+                children[token] = replace(child, drafted=math.exp(score - above), place=n, origin=child.origin | bits)
+        weight = 1.0
+        if drafted:
+            share = self._draft_share(longest)
+            weight = share[0] / share[1] if known else 0.0
+        return _Node(path, longest, children), weight
+
+
+def _learn_share(share: list[float], by_text: float, by_other: float) -> None:
+    weight = share[0] / share[1]
+    text, other = weight * by_text, (1.0 - weight) * by_other
+    if text + other > 0.0:
+        share[:] = [FADE * share[0] + text / (text + other), FADE * share[1] + 1.0]
 
 
 def _counted(counts: Counts, end: list[int], token: int) -> list[int]:

@@ -18,7 +18,7 @@ ONLY_CHATS: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "return_token_ids": (False,),
 }
-SAME = {"max_completion_tokens": "max_tokens"}  # two names of one field
+SAME = dict.fromkeys(("max_completion_tokens", "n_predict"), "max_tokens")  # further names of one field
 
 
 def chat_of(fields: Mapping[str, Any], extra: Mapping[str, Any]) -> ChatRequest:

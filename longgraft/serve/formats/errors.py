@@ -20,7 +20,13 @@ from longgraft.runtime.limited_process import NoTime
 from longgraft.serve.refusals import Busy, Closing, Failed
 
 LOG = logging.getLogger(__name__)
-TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    501: "not_supported_error",
+}
 SENTENCES = {
     404: "There is nothing at {path}. Known: {known}.",
     405: "{path} does not take {method}; it takes {allowed}.",
@@ -103,9 +109,8 @@ class ApiError(HTTPException):
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = "server_error"
-        if self.status_code < 500:
-            kind = TYPES.get(self.status_code, "invalid_request_error")
+        otherwise = "server_error" if self.status_code >= 500 else "invalid_request_error"
+        kind = TYPES.get(self.status_code, otherwise)
         # A client's own text or key may have half a surrogate pair, which UTF-8 cannot encode.
         message = self.detail.encode("utf-8", "replace").decode()
         param = self.param and self.param.encode("utf-8", "replace").decode()
@@ -114,7 +119,7 @@ class ApiError(HTTPException):
     def body_at(self, path: str) -> dict[str, Any]:
         """Returns the body for a path; Anthropic's API has a further field, and the same names of errors."""
         body = self.body
-        if path.startswith("/v1/messages"):
+        if path.removeprefix("/v1").startswith("/messages"):
             body["type"] = "error"
         return body
 
@@ -186,4 +191,12 @@ def _answer_invalid_body(request: Request, error: Any) -> JSONResponse:
 
 
 def _response(request: Request, error: ApiError) -> JSONResponse:
-    return JSONResponse(error.body_at(request.url.path), error.status_code, error.headers)
+    body = error.body_at(request.url.path)
+    if of_anthropic(request):
+        body["type"] = "error"
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+def of_anthropic(request: Request) -> bool:
+    """Returns True for a request of Anthropic's clients, which send this header with all of them."""
+    return "anthropic-version" in request.headers

@@ -47,9 +47,6 @@ class LlamaCppFormat:
 
     def text_chunks(self, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
         """Yields a chunk of text, often of several tokens."""
-        if self._only_reads:
-            text = ""
-            ids = []
         yield {
             "index": 0,
             "content": text,
@@ -63,39 +60,26 @@ class LlamaCppFormat:
         """Yields the statistics, without the text."""
         yield self._final_fields("", ids, end) | {"tokens": []}
 
-    @property
-    def _only_reads(self) -> bool:
-        """True if n_predict is 0: the prompt is read, and the one token that this yields is left out."""
-        return self.body.new_tokens == 0
-
     def _final_fields(self, text: str, ids: Sequence[int], end: End) -> dict[str, Any]:
         stats = end.stats
-        new_tokens = stats.new_tokens
-        content = text
-        tokens = list[int]()
-        if self._only_reads:
-            new_tokens = 0
-            content = ""
-        elif self.body.return_tokens:
-            tokens = list(ids)
         return {
             "index": 0,
-            "content": content,
-            "tokens": tokens,
+            "content": text,
+            "tokens": list(ids) if self.body.return_tokens else [],
             "id_slot": 0,
             "stop": True,
             "model": self.state.name,
-            "tokens_predicted": new_tokens,
+            "tokens_predicted": stats.new_tokens,
             "tokens_evaluated": stats.prompt_tokens,
             "generation_settings": self._settings(),
             "prompt": self.served.context.echo,
             "has_new_line": "\n" in text,
-            "truncated": bool(self.laid.unused),
+            "truncated": bool(self.laid.unused) or stats.prompt_tokens + stats.new_tokens >= self.state.positions,
             "stop_type": STOPS[end.reason],
             "stopping_word": stop_string(end, self.state.text) or "",
             "tokens_cached": stats.reused_tokens,
             "layout": self.laid.form,
-            "timings": timings(stats, new_tokens),
+            "timings": timings(stats),
         }
 
     def _settings(self) -> dict[str, Any]:

@@ -14,9 +14,6 @@ PIECES = 256  # most pieces of other text; llama.vim sends 16
 class LlamaCppRequest(AnswerRequest):
     """The limits of an answer, and the fields of its response."""
 
-    n_predict: Annotated[int, Field(ge=-1)] | None = Field(
-        None, description="-1: as many as are allowed; 0: the prompt is only read, so that the next is read faster"
-    )
     n_indent: Annotated[int, Field(ge=0, le=1000)] | None = Field(
         None, description="Least indentation of each new line"
     )
@@ -29,14 +26,6 @@ class LlamaCppRequest(AnswerRequest):
         None, description="Paths such as timings/prompt_n; none: all"
     )
     return_tokens: bool | None = False
-
-    @property
-    def new_tokens(self) -> int | None:
-        """Most new tokens; None: as many as are allowed."""
-        limit = self.token_limit if self.n_predict is None else self.n_predict
-        if limit is None or limit < 0:
-            return None
-        return limit
 
     @property
     def seconds(self) -> float | None:

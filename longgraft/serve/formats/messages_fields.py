@@ -11,7 +11,7 @@ from longgraft.config.settings import SamplingSettings
 from longgraft.serve.formats.as_chat import chat_of, may_constrain
 from longgraft.serve.formats.errors import MOST_PARAM, shortened
 from longgraft.serve.formats.json_fields import JsonFields, described_by
-from longgraft.serve.formats.request_fields import MESSAGES, STOPS, ChatRequest, Own, Speculative, Unsupported
+from longgraft.serve.formats.request_fields import MESSAGES, STOPS, ChatRequest, Limit, Own, Speculative, Unsupported
 from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name
 
 DROPPED = ("thinking", "redacted_thinking")  # an earlier model's, which this one cannot read
@@ -177,7 +177,7 @@ class CountTokensRequest(JsonFields):
 class MessagesRequest(CountTokensRequest):
     """A request to /v1/messages."""
 
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Limit
     stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=STOPS)] | None = None
     stream: bool | None = False
     temperature: float | None = described_by(SamplingSettings, "temperature")

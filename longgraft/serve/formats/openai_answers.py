@@ -194,7 +194,7 @@ class OpenAIFormat:
             figures["layout"] = self.served.context.layout
         return {
             "longgraft": figures,
-            "timings": timings(end.stats, end.stats.new_tokens),
+            "timings": timings(end.stats),
             "metrics": metrics(end.stats),
         }
 

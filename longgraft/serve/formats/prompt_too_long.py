@@ -55,7 +55,7 @@ class PromptTooLong(ApiError):
         """Returns the body for a path: Anthropic's, OpenAI's below /v1, or llama.cpp's."""
         body = super().body_at(path)
         tokens = self.overflow.tokens
-        if path.startswith("/v1/messages"):
+        if path.removeprefix("/v1").startswith("/messages"):
             body["error"]["message"] = f"prompt is too long: {tokens} tokens > {self.overflow.most} maximum"
             return body
         context = self.overflow.most + 1

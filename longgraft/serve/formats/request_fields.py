@@ -28,6 +28,8 @@ STOPS = 64  # most stop strings: each is searched for in every piece of text
 PROMPTS = 256  # most prompts of a request
 MESSAGES = 4096  # most messages of a chat, and parts of a message; clients send far fewer
 DEFAULT_TOKENS = 16  # tokens of a completion without max_tokens: OpenAI's default
+# Most new tokens; -1: as many as are allowed; 0: the prompt is only read, so that the next is read faster.
+Limit = Annotated[int, Field(ge=-1)]
 # Values of unsupported fields that change nothing, besides null.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -146,6 +148,7 @@ class AnswerRequest(LogitFields):
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
     prompt_field: ClassVar[str] = "prompt"  # the field of the prompt, for errors
+    default_tokens: ClassVar[int] = -1  # the limit of a request that has none
 
     model: str | None = Field(None, description="Any name, because there is one model")
     temperature: float | None = described_by(
@@ -167,8 +170,9 @@ class AnswerRequest(LogitFields):
     ignore_eos: bool | None = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Limit | None = Field(None, description="-1: as many as are allowed; 0: the prompt is only read")
+    max_completion_tokens: Limit | None = None
+    n_predict: Limit | None = Field(None, description="llama.cpp's name of max_tokens")
     prediction: str | Prediction | None = Field(None, description="Text that the answer may repeat")
     return_token_ids: bool | None = False
     speculative: Speculative | None = Field(None, description="Limits what the server proposes")
@@ -231,11 +235,11 @@ class AnswerRequest(LogitFields):
         return (*default, *stop_tokens)
 
     @property
-    def token_limit(self) -> int | None:
-        """Most new tokens; max_completion_tokens, the newer name, wins."""
-        if self.max_completion_tokens is None:
-            return self.max_tokens
-        return self.max_completion_tokens
+    def new_tokens(self) -> int | None:
+        """Most new tokens; None: as many as are allowed.  The first name that is given wins, as in llama.cpp."""
+        limits = (self.n_predict, self.max_completion_tokens, self.max_tokens, self.default_tokens)
+        limit = next(limit for limit in limits if limit is not None)
+        return None if limit < 0 else limit
 
     @property
     def prediction_text(self) -> str | None:
@@ -281,6 +285,8 @@ def several(prompt: Any) -> bool:
 class CompletionRequest(AnswerRequest):
     """A request to /v1/completions."""
 
+    default_tokens: ClassVar[int] = DEFAULT_TOKENS
+
     prompt: Annotated[
         str | TokenIds | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)],
         AfterValidator(at_most),
@@ -292,7 +298,6 @@ class CompletionRequest(AnswerRequest):
         description="Log-probabilities of the tokens, with echo also of the "
         "prompt's, and of so many most probable ones",
     )
-    max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="0: the prompt is only read")
 
     def logit_options(self) -> dict[str, Any]:
         options = super().logit_options()
@@ -310,13 +315,6 @@ class CompletionRequest(AnswerRequest):
             prompts = [prompts]
         return prompts
 
-    @property
-    def new_tokens(self) -> int:
-        """Most new tokens."""
-        if self.token_limit is None:
-            return DEFAULT_TOKENS
-        return self.token_limit
-
 
 class ChatRequest(AnswerRequest, ToolFields):
     """A request to /v1/chat/completions."""
@@ -332,6 +330,10 @@ class ChatRequest(AnswerRequest, ToolFields):
     def constrained(self) -> bool:
         """True if there may be a constraint to compile; tools have one."""
         return super().constrained or bool(self.tools)
+
+    def constraints(self) -> dict[str, tuple[str, Any]]:
+        """Returns the constraints of the answer's text; an answer that must call a tool has none."""
+        return {} if self.must_call else super().constraints()
 
     def logit_options(self) -> dict[str, Any]:
         if self.top_logprobs and not self.logprobs:

@@ -10,14 +10,17 @@ from longgraft.engine.stats import Stats
 MILLI = 1000.0
 
 
-def timings(stats: Stats, new: int) -> dict[str, float]:
+def timings(stats: Stats) -> dict[str, float]:
     """Returns tokens and milliseconds of prompt and answer, as llama.cpp counts them.
 
     Its cache_n are the reused tokens of the prompt.
     """
     read = stats.prompt_tokens - stats.reused_tokens
     figures: dict[str, float] = {"cache_n": stats.reused_tokens}
-    for name, tokens, seconds in (("prompt", read, stats.prefill_seconds), ("predicted", new, stats.decode_seconds)):
+    for name, tokens, seconds in (
+        ("prompt", read, stats.prefill_seconds),
+        ("predicted", stats.new_tokens, stats.decode_seconds),
+    ):
         figures |= {
             f"{name}_n": tokens,
             f"{name}_ms": MILLI * seconds,

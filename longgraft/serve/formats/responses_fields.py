@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from longgraft.config.settings import SamplingSettings
 from longgraft.serve.formats.as_chat import chat_of, may_constrain
 from longgraft.serve.formats.json_fields import JsonFields, described_by
-from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Own, Speculative, Unsupported
+from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Limit, Own, Speculative, Unsupported
 from longgraft.serve.formats.responses_tools import (
     COMMAND,
     INPUT,
@@ -88,7 +88,7 @@ class ResponsesRequest(JsonFields):
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = True
     text: TextOptions | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Limit | None = None
     stream: bool | None = False
     temperature: float | None = described_by(SamplingSettings, "temperature")
     top_p: float | None = described_by(SamplingSettings, "top_p")

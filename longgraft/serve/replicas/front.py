@@ -36,7 +36,8 @@ from longgraft.serve.streaming import EVENTS, NAMED_EVENTS, ONLY_DATA, OPENAI_EV
 
 ATTEMPTS = 3  # replicas that may die of a request, or during it
 ASKED = 5.0  # seconds for replicas to send their health and metrics
-FORMS = {"/v1/responses": NAMED_EVENTS, "/v1/messages": NAMED_EVENTS, "/infill": ONLY_DATA, "/completion": ONLY_DATA}
+FORMS = dict.fromkeys(("/v1/responses", "/responses", "/v1/messages", "/messages"), NAMED_EVENTS)
+FORMS |= dict.fromkeys(("/infill", "/completion", "/completions"), ONLY_DATA)
 LOST = ApiError(
     500, "The replica that was answering has ended, so this answer is not complete. Ask again.", code="replica_lost"
 )

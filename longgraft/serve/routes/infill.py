@@ -117,7 +117,7 @@ class Prompts:
             limit = state.options.max_answer_tokens
         laid = self._laid_out(body, min(limit, state.options.max_answer_tokens, state.positions // 2))
         requested = GenerationRequest(laid.ids, eos=laid.ends, predictions=laid.prediction)
-        requested, context = prepared(state, body, (requested, AnswerContext()), max(1, limit))
+        requested, context = prepared(state, body, (requested, AnswerContext()))
         fields = body.response_fields
         if body.stream or not fields or "prompt" in fields:
             context = replace(context, echo=state.text(laid.ids))

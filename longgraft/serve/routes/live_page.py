@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from importlib.resources import files
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, StreamingResponse
@@ -44,6 +44,8 @@ class WatchRequest(AnswerRequest):
         compare: Decode it plainly afterwards.
     """
 
+    default_tokens: ClassVar[int] = DEFAULT_TOKENS
+
     prompt: str
     chat: bool = False
     compare: bool = False
@@ -69,7 +71,7 @@ def router(state: State) -> APIRouter:
         else:
             requested = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
             encoded = requested, AnswerContext()
-        return prepared(state, body, encoded, body.token_limit or DEFAULT_TOKENS)
+        return prepared(state, body, encoded)
 
     @routes.get("/")
     async def index() -> HTMLResponse:

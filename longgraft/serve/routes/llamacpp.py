@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
+from starlette.requests import Request
 
 from longgraft.completion.prompt.layout import CompletionPrompt
 from longgraft.serve.answer_context import AnswerContext
@@ -19,16 +21,35 @@ from longgraft.serve.routes.openai import check_request
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS
 
+# What this server does not do, and the paths by which llama.cpp's clients ask for it.
+UNCLAIMED: Mapping[str, tuple[str, ...]] = {
+    "makes no embeddings": ("/embedding", "/embeddings", "/v1/embeddings"),
+    "ranks no documents": ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
+    "hears no sound": ("/audio/transcriptions", "/v1/audio/transcriptions"),
+    "sets no properties": ("/props",),
+    "saves no places": ("/slots/{id}",),
+    "changes no adapters": ("/lora-adapters",),
+    "loads no other models": ("/models", "/models/load", "/models/unload"),
+    "keeps no streams": ("/v1/streams", "/v1/stream/{id}", "/v1/chat/completions/control"),
+    "counts the tokens of a chat at /tokenize": (
+        "/chat/completions/input_tokens",
+        "/v1/chat/completions/input_tokens",
+        "/responses/input_tokens",
+        "/v1/responses/input_tokens",
+    ),
+    "has none of Ollama's paths": ("/api/tags", "/api/show", "/api/chat"),
+    "runs no tools": ("/tools", "/cors-proxy"),
+}
+
 
 def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
     def prepare(body: LlamaCppCompletionRequest) -> tuple[CompletionPrompt, Encoded]:
         requested = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
-        limit = None if body.new_tokens is None else max(1, body.new_tokens)
         laid = CompletionPrompt(tuple(requested.ids), "left-to-right", (), (), (), len(requested.ids), 0)
         context = AnswerContext(echo=state.text(requested.ids))
-        return laid, prepared(state, body, (requested, context), limit)
+        return laid, prepared(state, body, (requested, context))
 
     @routes.post("/completions", response_model=None, include_in_schema=False)
     @routes.post("/completion", response_model=None, responses=JSON_OR_EVENTS)
@@ -66,7 +87,19 @@ def router(state: State) -> APIRouter:
             raise ApiError(503, "All places are taken. Try again later.", code="no_slot_available")
         return [slot(state, number) for number in range(state.worker.max_running)]
 
+    for reason, paths in UNCLAIMED.items():
+        for path in paths:
+            routes.add_api_route(path, _refusing(reason), methods=["GET", "POST", "DELETE"], include_in_schema=False)
     return routes
+
+
+def _refusing(reason: str) -> Callable[[Request], None]:
+    """Returns a route that answers 501 with the reason."""
+
+    def refuse(request: Request) -> None:
+        raise ApiError(501, f"{request.url.path} is a path of llama.cpp's server, and this server {reason}.")
+
+    return refuse
 
 
 def slot(state: State, number: int) -> dict[str, Any]:

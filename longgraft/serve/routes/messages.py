@@ -21,6 +21,7 @@ def router(state: State) -> APIRouter:
         requested, _ = chat(state, chat_of(body, "messages"), COUNTED)
         return len(requested.ids)
 
+    @routes.post("/messages", response_model=None, include_in_schema=False)
     @routes.post("/v1/messages", response_model=None, responses=JSON_OR_EVENTS)
     async def messages(body: MessagesRequest, request: BodyRequest) -> Response:
         """Answers a conversation with its next message."""
@@ -32,6 +33,7 @@ def router(state: State) -> APIRouter:
             return EventStream([(served, form)], state.options.beat, NAMED_EVENTS)
         return JSONResponse(form.response(await whole_answer(request, served)))
 
+    @routes.post("/messages/count_tokens", include_in_schema=False)
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest, request: BodyRequest) -> dict[str, int]:
         """Counts the tokens of a conversation with its tools."""

@@ -32,12 +32,13 @@ def router(state: State) -> APIRouter:
     @routes.post("/v1/completions", response_model=None, responses=JSON_OR_EVENTS)
     async def complete(body: CompletionRequest, request: BodyRequest) -> Response:
         """Continues a prompt, or fills in the text before a suffix."""
-        return await _answer(state, request, body, COMPLETION, completions, body.new_tokens)
+        return await _answer(state, request, body, COMPLETION, completions)
 
+    @routes.post("/chat/completions", response_model=None, include_in_schema=False)
     @routes.post("/v1/chat/completions", response_model=None, responses=JSON_OR_EVENTS)
     async def chat_completions(body: ChatRequest, request: BodyRequest) -> Response:
         """Answers a chat with its next message."""
-        return await _answer(state, request, body, CHAT, one_chat, body.token_limit)
+        return await _answer(state, request, body, CHAT, one_chat)
 
     return routes
 
@@ -77,7 +78,7 @@ def prepared_chat(state: State, body: AsChat, param: str) -> Encoded:
     """
     chat_body = chat_of(body, param)
     try:
-        requested, context = prepared(state, chat_body, chat(state, chat_body), chat_body.token_limit)
+        requested, context = prepared(state, chat_body, chat(state, chat_body))
     except ApiError as error:
         raise error.renamed({"messages": param, **body.names}) from error
     field = context.constraint_field
@@ -90,7 +91,6 @@ async def _answer(
     body: Any,
     kind: Kind,
     encode: Callable[[State, Any], Sequence[Encoded]],
-    limit: int | None,
 ) -> Response:
     """Answers a request, whole or as a stream.
 
@@ -99,14 +99,13 @@ async def _answer(
     """
 
     def prepare() -> list[Encoded]:
-        least = None if limit is None else max(1, limit)
         predicted = prediction_ids(state, body)  # once for all prompts
-        return [prepared(state, body, encoded, least, predicted) for encoded in encode(state, body)]
+        return [prepared(state, body, encoded, predicted) for encoded in encode(state, body)]
 
     check_request(state, body)
     prompts = await request.run(prepare, constrained=body.constrained)
     count = body.n or 1
-    requests = served_answers(state, prompts, count, only_reads=limit == 0)
+    requests = served_answers(state, prompts, count)
     first = next(requests)
     first.submit()  # raises here if it is refused
     shared = OpenAIFormat(

@@ -16,6 +16,7 @@ from longgraft.serve.streaming import JSON_OR_EVENTS, NAMED_EVENTS, EventStream,
 def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
+    @routes.post("/responses", response_model=None, include_in_schema=False)
     @routes.post("/v1/responses", response_model=None, responses=JSON_OR_EVENTS)
     async def responses(body: ResponsesRequest, request: BodyRequest) -> Response:
         """Answers a conversation, which the request brings whole."""
