@@ -53,6 +53,7 @@ def methods_of(setup: Setup) -> Iterator[tuple[str, Decode]]:
             n_threads=setup.threads,
             n_threads_batch=setup.threads,
             draft_model=draft,  # type: ignore[arg-type]
+            logits_all=draft is not None,  # without it prompts beyond one batch fail
             verbose=False,
         )
         decode(llama, draft, 4, range(100, 116))

@@ -18,7 +18,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from longgraft.plugins.options import TextOptions, warn_if_untried
 from longgraft.plugins.text_trees import TextTrees
 
-ON_A_CPU = TextOptions(price=0.15)  # a row of Qwen2.5-Coder-0.5B, Q4_K_M, costs a seventh of a plain step
+ON_A_CPU = TextOptions(price=0.5)  # a row costs half a plain step: Qwen2.5-Coder-0.5B in Q4_K_M, one core, AVX2
 
 
 class TextDraft(LlamaDraftModel):

@@ -31,7 +31,7 @@ from longgraft.plugins.options import TextOptions
 from longgraft.plugins.texts import Texts
 
 ROOT = Path(__file__).parents[2]
-ANSWER = 256  # tokens
+ANSWER = 128  # tokens
 READ = 16  # texts whose memory is measured
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -29,7 +30,7 @@ class Asked:
     chunks: int = 1  # steps in which its prompt is read
     drafted: list[int] = field(default_factory=list)
 
-    @property
+    @cached_property
     def origin_input_ids_unpadded(self) -> array:
         return array("q", self.prompt)
 
