@@ -239,8 +239,7 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[str] | None]:
         The text, and its pieces for `PartEncoder.joined`; None if it is to be encoded as usual.
     """
     tokenizer = state.need_template("messages")
-    with client_errors("messages"):
-        messages = [message.for_template() for message in body.messages]
+    messages = [message.for_template(f"messages[{number}]") for number, message in enumerate(body.messages)]
     kwargs: dict[str, Any] = body.chat_template_kwargs or {}
     reserved = RESERVED & set(kwargs)
     if reserved:
