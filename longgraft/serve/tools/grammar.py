@@ -17,7 +17,8 @@ from longgraft.serve.tools.families import ToolFamily
 
 MOST_CALLS = 16  # in one answer; without a limit a small model may call until its tokens end
 # Parts of JSON in llguidance's grammar of a schema. A longer part of a bare call would hide a schema beside it.
-JSON_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|: |, |[{}]')
+JSON_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|: |, |[{}\n]')
+OBJECT = '{"name": '  # the beginning of a call's object
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -74,8 +75,11 @@ def grammar(
     given = json.dumps([[tool.name, tool.schema] for tool in tools], ensure_ascii=False)
     options = {"no_forcing": True} if any(token in given for token in added) else {}
     rules = [f"%llguidance {json.dumps(options)}"]
-    spelt = _in_parts if family.bare and not text else _quoted
-    if not text:
+    spelt = _quoted if text else _in_parts
+    names = " | ".join(f"tool_{n}" for n in range(len(tools)))
+    if not text and family.bare:
+        rules.append(f"start: {calls} | {spelt(OBJECT)} ({names}) {_quoted('}')}")
+    elif not text:
         rules.append(f"start: {calls}")
     elif not tools:
         rules.append("start: TEXT")
@@ -93,9 +97,8 @@ def grammar(
         rules.append(f"TEXT: {anything} & ~/{_tag(family, added)}/")
     if tools:
         newline = "\n" if family.begin else ""  # between a call's tags and its object
-        head = spelt(f'{newline}{{"name": ')
+        head = spelt(newline + OBJECT)
         tail = _quoted("}" + newline)
-        names = " | ".join(f"tool_{n}" for n in range(len(tools)))
         rules.append(f"call: {head} ({names}) {tail} {_spelt(family.end, added)}")
     for n, tool in enumerate(tools):
         name = spelt(json.dumps(tool.name, ensure_ascii=False) + f', "{family.arguments}": ')
