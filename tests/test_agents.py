@@ -19,6 +19,7 @@ from longgraft.serve.formats.responses_answers import ResponsesFormat
 from longgraft.serve.formats.responses_fields import ResponsesRequest
 from longgraft.serve.served_request import End
 from longgraft.serve.tools.families import HERMES
+from longgraft.serve.tools.grammar import Tool
 from longgraft.serve.tools.reader import CallReader
 
 MESSAGES, RESPONSES, CHAT = "/v1/messages", "/v1/responses", "/v1/chat/completions"
@@ -226,7 +227,7 @@ def test_arguments_of_a_response_arrive_in_several_events(limit, status):
 def test_a_response_with_half_a_call_is_incomplete_though_the_model_ended_it():
     body = ResponsesRequest(input="Hi", tools=OPENAI_TOOLS)
     served = SimpleNamespace(
-        requested=GenerationRequest([1], 1), context=AnswerContext(calls=CallReader(HERMES, ["weather"]))
+        requested=GenerationRequest([1], 1), context=AnswerContext(calls=CallReader(HERMES, [Tool("weather")]))
     )
     form = ResponsesFormat(SimpleNamespace(name="toy", text=str), body, served)
     text = '<tool_call>\n{"name": "weather", "arguments": {city: 1}}\n</tool_call>'

@@ -8,19 +8,20 @@ import re
 import pytest
 from jsonschema import validate
 from toys.served import asking
-from toys.tools import CITY, STOP, TEMPLATES, TOOLS, UNFOLLOWABLE, WEATHER, tool_session, tool_tokenizer
+from toys.tools import CITY, STOP, TEMPLATES, TOOLS, UNFOLLOWABLE, WEATHER, tagged_call, tool_session, tool_tokenizer
 
 from longgraft.acceptance import json_schemas
 from longgraft.acceptance.constraints import constraint
 from longgraft.runtime.limited_process import Limits
-from longgraft.serve.tools.families import DESCRIBED, HERMES, LLAMA, MISTRAL, family_of
+from longgraft.serve.tools.families import DESCRIBED, HERMES, LLAMA, MISTRAL, QWEN_CODER, family_of
 from longgraft.serve.tools.grammar import MOST_CALLS, Tool, grammar
-from longgraft.serve.tools.reader import Call, CallReader, Piece, ReadAnswer
+from longgraft.serve.tools.pieces import Piece
+from longgraft.serve.tools.reader import Call, CallReader, ReadAnswer
 from longgraft.serve.tools.rendering import rendered
 
 CHAT = "/v1/chat/completions"
 ASKED = [{"role": "user", "content": "Hi"}]
-FAMILIES = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL, "described": DESCRIBED}
+FAMILIES = {"hermes": HERMES, "qwen-coder": QWEN_CODER, "llama": LLAMA, "mistral": MISTRAL, "described": DESCRIBED}
 LOOKS_LIKE_A_CALL = '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'
 HALF_A_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b'
 
@@ -106,7 +107,7 @@ def allows(rules: str, text: str, tokenizer=None) -> bool:
     ],
 )
 def test_an_answer_is_read_as_text_and_calls_wherever_it_is_split(family, text, shown, calls):
-    at_once, growing = (CallReader(family, ["f", "g"]) for _ in range(2))
+    at_once, growing = (CallReader(family, [Tool("f"), Tool("g")]) for _ in range(2))
     wanted = ReadAnswer(shown, [Call(*call) for call in calls])
     assert at_once.whole(text) == wanted
     assert streamed_turn(growing, text) == wanted
@@ -114,20 +115,20 @@ def test_an_answer_is_read_as_text_and_calls_wherever_it_is_split(family, text, 
 
 
 def test_text_after_many_blanks_is_passed_on_as_it_arrives():
-    reader = CallReader(HERMES, ["f"])
+    reader = CallReader(HERMES, [Tool("f")])
     assert reader.push("\n" * 70) == []  # a template may drop blanks before a call
     assert reader.push("text") == [Piece("\n" * 70 + "text")]
 
 
 def test_text_that_begins_no_call_is_passed_on_at_once():
-    reader = CallReader(HERMES, ["f"])
+    reader = CallReader(HERMES, [Tool("f")])
     assert reader.push("Hello") == [Piece("Hello")] and reader.push(" <tool") == []
     assert reader.push("box") == [Piece(" <toolbox")]
-    assert CallReader(LLAMA, ["f"]).push("Hello") == [Piece("Hello")]  # its calls have no tag
+    assert CallReader(LLAMA, [Tool("f")]).push("Hello") == [Piece("Hello")]  # its calls have no tag
 
 
 def test_a_reader_for_another_answer_begins_anew():
-    first = CallReader(HERMES, ["f"])
+    first = CallReader(HERMES, [Tool("f")])
     first.push('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
     second = first.again()
     assert second.whole("text") == ReadAnswer("text") and not second.called
@@ -135,7 +136,7 @@ def test_a_reader_for_another_answer_begins_anew():
 
 
 def test_arguments_are_passed_on_as_they_arrive():
-    reader = CallReader(HERMES, ["f"])
+    reader = CallReader(HERMES, [Tool("f")])
     name, begin = reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ')
     assert (name.name, begin.arguments) == ("f", '{"a": ')
     assert [piece.arguments for piece in reader.push('"b')] == ['"b']
@@ -154,7 +155,7 @@ def test_arguments_are_passed_on_as_they_arrive():
 )
 def test_half_a_call_is_text_in_a_whole_answer_and_stays_a_call_in_a_stream(arguments, end):
     text = f'x <tool_call>\n{{"name": "f", "arguments": {arguments}{end}'
-    at_once, growing = (CallReader(HERMES, ["f"]) for _ in range(2))
+    at_once, growing = (CallReader(HERMES, [Tool("f")]) for _ in range(2))
     assert at_once.whole(text) == ReadAnswer(text)
     assert streamed_turn(growing, text) == ReadAnswer("x" + end[1:], [Call("f", arguments)])
     assert not at_once.called and not growing.called
@@ -162,7 +163,7 @@ def test_half_a_call_is_text_in_a_whole_answer_and_stays_a_call_in_a_stream(argu
 
 @pytest.mark.parametrize("half", [HALF_A_CALL, '<tool_call>\n{"name": "f'])
 def test_an_answer_that_ends_within_a_second_call_has_only_the_first(half):
-    reader = CallReader(HERMES, ["f"])
+    reader = CallReader(HERMES, [Tool("f")])
     turn = reader.whole(f'{HALF_A_CALL}"}}}}\n</tool_call>\n{half}')
     assert turn.calls == [Call("f", '{"a": "b"}')] and turn.text.strip() == half and not reader.called
 
@@ -210,6 +211,8 @@ def test_a_grammar_allows_text_and_calls_that_follow_their_schemas(family, tags)
         return grammar(FAMILIES[family], tools, tokenizer.get_added_vocab(), **more)
 
     def call(arguments, count=1):
+        if family == "qwen-coder":
+            return "\n".join([tagged_call("weather", **json.loads(arguments))] * count)
         begin, end, between = CALLS[family]
         calls = (between or "").join([begin + arguments + end] * count)
         return f"[TOOL_CALLS][{calls}]" if family == "mistral" else calls
@@ -230,17 +233,17 @@ def test_a_grammar_allows_text_and_calls_that_follow_their_schemas(family, tags)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_required_calls_are_valid_and_have_the_ids_of_plain_decoding(family):
     session, plain = tool_session(family), tool_session(family, "ar")
-    names = ["weather", "stop"]
+    tools = [Tool("weather", CITY), Tool("stop")]
     rules = grammar(
         FAMILIES[family],
-        [Tool("weather", CITY), Tool("stop")],
+        tools,
         session.tokenizer.get_added_vocab(),
         text=False,
         many=False,
     )
     found, wanted = (one.generate("Hi", 300, tool_calls=rules) for one in (session, plain))
     assert found.token_ids == wanted.token_ids and found.stats.steps < wanted.stats.steps
-    turn = CallReader(FAMILIES[family], names).whole(found.text)
+    turn = CallReader(FAMILIES[family], tools).whole(found.text)
     assert found.finish_reason == "eos" and turn.calls and not turn.text
     for call in turn.calls:
         validate(call.values, CITY if call.name == "weather" else {"maxProperties": 0})
@@ -334,7 +337,9 @@ def test_tools_are_described_to_models_whose_template_has_none():
         f"<tools>\n{json.dumps(WEATHER)}\n{json.dumps(STOP)}\n</tools>" in system["content"]
     )
     assert call["content"].startswith("Wait.\n<tool_call>\n")
-    assert CallReader(DESCRIBED, ["weather"]).whole(call["content"]).calls == [Call("weather", '{"city": "Oslo"}')]
+    assert CallReader(DESCRIBED, [Tool("weather")]).whole(call["content"]).calls == [
+        Call("weather", '{"city": "Oslo"}')
+    ]
     assert result["content"] == "<tool_response>\ncold\n</tool_response>\nand?"
     untouched = [{"role": "user", "content": "Hi"}]
     assert rendered(DESCRIBED, untouched, []) == (untouched, {})

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 from jsonschema import validate
 from toys.served import asking
-from toys.tools import CITY, STOP, TOOLS, WEATHER, tool_session, tool_tokenizer
+from toys.tools import CITY, STOP, TOOLS, WEATHER, tagged_call, tool_session, tool_tokenizer
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.serve.tools.families import DESCRIBED, HERMES, LLAMA, MISTRAL
+from longgraft.serve.tools.families import DESCRIBED, HERMES, LLAMA, MISTRAL, QWEN_CODER
 from longgraft.serve.tools.grammar import Tool, grammar
-from longgraft.serve.tools.reader import Call, CallReader, Piece, ReadAnswer
+from longgraft.serve.tools.pieces import Piece
+from longgraft.serve.tools.reader import Call, CallReader, ReadAnswer
 
 TAG = str(tool_tokenizer().convert_tokens_to_ids("<tool_call>"))
 NO_CALL = {TAG: -100.0, str(tool_tokenizer().convert_tokens_to_ids("n")): -100.0}  # a call without tags begins {"n
@@ -24,6 +25,7 @@ ODD = {"properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
 CALL = '{"name": "weather", "arguments": {"city": "Rome", "days": 3}}'
 CALLS = {
     "hermes": (HERMES, f"<tool_call>\n{CALL}\n</tool_call>"),
+    "qwen-coder": (QWEN_CODER, tagged_call("weather", city="Rome", days=3)),
     "described": (DESCRIBED, f"<tool_call>\n{CALL}\n</tool_call>"),
     "llama": (LLAMA, CALL.replace("arguments", "parameters")),
     "mistral": (MISTRAL, f"[TOOL_CALLS][{CALL}]"),
@@ -169,7 +171,7 @@ def follows(sampling: Sampling, text: str, family: str) -> bool:
 def test_calls_of_every_family_stand_alone_beside_a_format(name, bare):
     family, call = CALLS[name]
     untagged = CALLS["llama"][1] if name == "llama" else CALL
-    family = replace(family, bare=bare or family.bare)
+    family = replace(family, bare=family.bare or (bare and not family.tagged))
     added = tool_tokenizer(name).get_added_vocab()
     either = Sampling(json_schema=SCHEMA, tool_calls=grammar(family, [Tool("weather", CITY)], added, text=False))
     assert follows(either, call, name) and follows(either, FORMATTED, name)
@@ -197,18 +199,19 @@ def test_an_answer_under_both_has_the_ids_of_plain_decoding():
         (HERMES, CALL, 0),
         (replace(HERMES, bare=True), CALL, 1),
         (replace(HERMES, bare=True), f"```json\n{CALL}\n```", 0),
-        (replace(HERMES, bare=True), '{"name": "weather", "a": 1, "arguments": {}}', 0),
         (HERMES, f"see {CALLS['hermes'][1]}", 0),
         (HERMES, "<tool", 0),
         (HERMES, " ", 0),
         (LLAMA, CALLS["llama"][1], 1),
         (LLAMA, f"[{CALLS['llama'][1]}]", 0),
+        (QWEN_CODER, CALLS["qwen-coder"][1], 1),
+        (QWEN_CODER, f"{FORMATTED} {CALLS['qwen-coder'][1]}", 0),
         (MISTRAL, f"[{CALL}]", 1),
         (MISTRAL, f'{{"a": [{CALL}]}}', 0),
     ],
 )
 def test_a_reader_takes_only_an_answer_that_begins_with_a_call_as_calls(family, text, calls, at_once):
-    reader = CallReader(family, ["weather"], alone=True).again()
+    reader = CallReader(family, [Tool("weather")], alone=True).again()
     if at_once:
         found = reader.whole(text)
     else:
@@ -218,7 +221,7 @@ def test_a_reader_takes_only_an_answer_that_begins_with_a_call_as_calls(family, 
 
 
 def test_text_that_follows_a_format_is_passed_on_as_it_arrives():
-    reader = CallReader(HERMES, ["weather"], alone=True)
+    reader = CallReader(HERMES, [Tool("weather")], alone=True)
     assert reader.push('{"name": ') == [Piece('{"name": ')] and reader.push('"<tool') == [Piece('"<tool')]
 
 

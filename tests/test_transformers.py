@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from toys.models import toy_model
 from toys.sessions import answered, toy_prompt, toy_session
-from transformers import DynamicCache
+from transformers import DynamicCache, TextStreamer, dynamic_module_utils
 
+from longgraft.plugins import TRANSFORMERS
 from longgraft.transformers_generate import custom_generate
 
 
@@ -167,3 +170,34 @@ def test_unsupported_settings_of_generate_are_refused():
                 custom_generate=custom_generate,
                 **asked,
             )
+
+
+@pytest.fixture
+def from_the_folder(monkeypatch, tmp_path):
+    """Returns arguments with which transformers loads our loop; it copies the file into a cache."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return {"custom_generate": TRANSFORMERS, "trust_remote_code": True}
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_the_folder_for_transformers_decodes_the_ids_of_its_generate(given, from_the_folder):
+    model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
+    asked = dict(attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
+    more = {"session": toy_session("graft", "qwen3")} if given else {"revision": "main"}
+    assert torch.equal(model.generate(ids, **asked, **more, **from_the_folder), model.generate(ids, **asked))
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"streamer": TextStreamer(None)}, "streamer was given"),
+        ({"assistant_model": "another"}, "assistant_model was given"),
+        ({"tokenizer": "its own", "stop_strings": "a"}, "tokenizer was given"),
+        ({"num_beams": 2}, "beam_search"),
+    ],
+)
+def test_the_folder_for_transformers_refuses_what_does_not_count(given, message, from_the_folder):
+    ids = torch.tensor([toy_prompt(20)])
+    with pytest.raises(ValueError, match=message):
+        toy_model("qwen3").generate(ids, max_new_tokens=5, **given, **from_the_folder)

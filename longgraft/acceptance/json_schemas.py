@@ -217,7 +217,9 @@ class _Examination:
             self.problems.append(Problem(place, part, NO_SCHEMA))
             return {}
         reference = part.get("$ref", "#")
-        if not self._resolves(reference):
+        try:
+            referred(self._whole, reference)
+        except LookupError:
             self.problems.append(Problem(f"{place}.$ref".removeprefix("."), reference, NOTHING_THERE))
             without = {key: value for key, value in part.items() if key != "$ref"}
             return self._part(without, place)
@@ -230,21 +232,6 @@ class _Examination:
         if self._alone(part) is None:
             return part
         return self._without_problems(part, place)
-
-    def _resolves(self, reference: Any) -> bool:
-        """Returns True for a reference to a place of this schema that is there."""
-        if not isinstance(reference, str) or not re.match("#(/|$)", reference):
-            return False
-        part = self._whole
-        for name in reference.split("/")[1:]:
-            key: Any = unquote(name).replace("~1", "/").replace("~0", "~")
-            if isinstance(part, list) and key.isdecimal():
-                key = int(key)
-            try:
-                part = part[key]
-            except (LookupError, TypeError):
-                return False
-        return True
 
     def _inner(self, key: str, value: Any, place: str) -> Any:
         """Returns a keyword's value, without the problems of the schemas in it."""
@@ -278,7 +265,33 @@ class _Examination:
             raise _TooMuch
         if not self._references:
             return self.error(_without_references(part))
-        return self.error({**_moved(part), "$defs": {WHOLE: _moved(self._whole)}})
+        return self.error(within(self._whole, part))
+
+
+def referred(whole: Any, reference: Any) -> Any:
+    """Returns the part of a schema that a reference such as #/$defs/name names.
+
+    Raises LookupError if the schema has no such part.
+    """
+    if not isinstance(reference, str) or not re.match("#(/|$)", reference):
+        raise LookupError(reference)
+    part = whole
+    for name in reference.split("/")[1:]:
+        key: Any = unquote(name).replace("~1", "/").replace("~0", "~")
+        if isinstance(part, list) and key.isdecimal():
+            key = int(key)
+        try:
+            part = part[key]
+        except TypeError as error:
+            raise LookupError(reference) from error
+    return part
+
+
+def within(whole: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a part of a schema as a schema of its own, with what its references refer to."""
+    if _without_references(part) == part:
+        return dict(part)
+    return {**_moved(part), "$defs": {WHOLE: _moved(whole)}}
 
 
 def _lenient(schema: Any) -> Any:

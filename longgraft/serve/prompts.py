@@ -267,7 +267,7 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
         family = _beside_format(state, body, family, tools)
     reader = CallReader()
     if tools:
-        reader = CallReader(family, [tool.name for tool in tools], alone=formed)
+        reader = CallReader(family, tools, alone=formed)
     context = AnswerContext(calls=reader)
     requested = replace(requested, stop_until="" if body.must_call else reader.begin)
     if not body.must_call and find_spec("llguidance") is None:
@@ -283,10 +283,12 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
 
 
 def _beside_format(state: State, body: ChatRequest, family: ToolFamily, tools: Sequence[Tool]) -> ToolFamily:
-    """Returns the family whose calls may lack their tags, as some models write them.
+    """Returns the family whose calls may be an object without tags, as some models write them.
 
     If text that follows the format may be such an object, it is text.
     """
+    if family.tagged:
+        return family
     about, (kind, value) = next(iter(body.constraints().items()))
     try:
         form = state.session.constraint(Sampling(**{kind: value}), state.session.eos)

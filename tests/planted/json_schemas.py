@@ -6,8 +6,8 @@ MUTATIONS = (
     Mutation(
         "a wrong reference is not found",
         "_Examination._part",
-        "if not self._resolves(reference):",
-        'if not self._resolves("#"):',
+        "referred(self._whole, reference)",
+        'referred(self._whole, "#")',
         "test_json_schemas.py::test_all_wrong_places_are_found_also_behind_references",
     ),
     Mutation(

@@ -13,8 +13,8 @@ MUTATIONS = (
     Mutation(
         "text may look like a call",
         "grammar:grammar",
-        'rules.append(f"TEXT: {anything} & ~/{_tag(family, added)}/")',
-        'rules.append(f"TEXT: {anything}")',
+        'rules.append(f"TEXT: {ANYTHING} & ~/{_tag(family, added)}/")',
+        'rules.append(f"TEXT: {ANYTHING}")',
         "test_tools.py::test_a_grammar_allows_text_and_calls_that_follow_their_schemas",
     ),
     Mutation(
@@ -26,9 +26,9 @@ MUTATIONS = (
     ),
     Mutation(
         "an unknown tool is called",
-        "CallReader._call",
-        "if name not in self.names:",
-        "if False:",
+        "JsonCall.pieces",
+        "name not in self._names",
+        "False",
         "test_tools.py::test_an_answer_is_read_as_text_and_calls_wherever_it_is_split",
     ),
     Mutation(
@@ -40,7 +40,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a brace in a string ends the arguments",
-        "_Object.take",
+        "JsonCall.take",
         "self._in_string = True",
         "pass",
         "test_tools.py::test_an_answer_is_read_as_text_and_calls_wherever_it_is_split",
@@ -68,9 +68,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a call with malformed arguments is whole",
-        "CallReader._call",
-        "opened.called = opened.inner_end is not None and parse_sendable(opened.text[opened.begin : end]) is not None",
-        "opened.called = opened.inner_end is not None",
+        "JsonCall.pieces",
+        "self.called = self.inner_end is not None and parse_sendable(self.text[self.begin : end]) is not None",
+        "self.called = self.inner_end is not None",
         "test_tools.py::test_half_a_call_is_text_in_a_whole_answer_and_stays_a_call_in_a_stream",
     ),
     Mutation(
@@ -96,9 +96,9 @@ MUTATIONS = (
     ),
     Mutation(
         "arguments are passed on when they are whole",
-        "CallReader._call",
-        "if end > opened.shown:",
-        "if opened.inner_end and end > opened.shown:",
+        "JsonCall.pieces",
+        "if end > self.shown:",
+        "if self.inner_end and end > self.shown:",
         "test_tools.py::test_arguments_are_passed_on_as_they_arrive",
     ),
     Mutation(
@@ -187,7 +187,7 @@ MUTATIONS = (
     ),
     Mutation(
         "parameters before the name are dropped",
-        "CallReader._whole_object",
+        "JsonCall._whole_object",
         'call.get("arguments", call.get("parameters"))',
         'call.get("arguments")',
         "test_tools.py::test_an_answer_is_read_as_text_and_calls_wherever_it_is_split",
@@ -201,7 +201,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a second object extends the arguments of the first",
-        "_Object.take",
+        "JsonCall.take",
         "self._depth == 1 and self.inner_end is None",
         "self._depth == 1",
         "test_tools.py::test_an_answer_is_read_as_text_and_calls_wherever_it_is_split",
@@ -244,7 +244,7 @@ MUTATIONS = (
     Mutation(
         "a reader for another answer knows no tools",
         "CallReader.again",
-        "CallReader(self.family, self.names, self.alone)",
+        "CallReader(self.family, self.tools.values(), self.alone)",
         "CallReader(self.family)",
         "test_tools.py::test_a_reader_for_another_answer_begins_anew",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -72,6 +73,14 @@ TEMPLATES = {
         '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n'
         "</tool_call>",
     ),
+    # The words of Qwen3-Coder's and Qwen3.5's.
+    "qwen-coder": "{% for t in tools or [] %}T:{{ t.function.name }}\n{% endfor %}"
+    + _MESSAGES.replace(
+        "CALL",
+        "<tool_call>\n<function={{ c.function.name }}>\n{% for name, value in c.function.arguments|items %}"
+        "<parameter={{ name }}>\n{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}"
+        "</function>\n</tool_call>",
+    ),
     "llama": "{% for t in tools or [] %}T:{{ t.function.name }}\n{% endfor %}{# ipython #}"
     + _MESSAGES.replace("CALL", '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'),
     "mistral": "{% for t in tools or [] %}T:{{ t.function.name }}\n{% endfor %}"
@@ -99,6 +108,13 @@ def tool_tokenizer(family: str = "hermes", tags: bool = True) -> PreTrainedToken
         made.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     assert made.get_vocab_size() <= 96
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", chat_template=TEMPLATES[family])
+
+
+def tagged_call(name: str, **arguments: object) -> str:
+    """Returns a call as Qwen3-Coder writes it."""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
+    inner = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
 
 
 def tool_session(family: str = "hermes", method: str = "pld", tags: bool = True) -> Session:

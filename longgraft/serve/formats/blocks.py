@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from longgraft.config.data_files import parse_sendable
-from longgraft.serve.tools.reader import CallReader, Piece
+from longgraft.serve.tools.pieces import Piece
+from longgraft.serve.tools.reader import CallReader
 
 Event = tuple[Literal["open", "more", "close"], "AnswerBlock", str]
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+# Tags of a call without JSON, as Qwen3-Coder and Qwen3.5 write it. The first ones go on with a name and ">".
+FUNCTION = "<function="
+FUNCTION_END = "</function>"
+PARAMETER = "<parameter="
+PARAMETER_END = "</parameter>"
+
 
 @dataclass(frozen=True)
 class ToolFamily:
     """The text of tool calls: `mark`, `before`, the calls with `between` in between, and `after`.
 
-    A call is `begin`, a JSON object with the keys `name` and `arguments`, and `end`.
+    A call is `begin`, a JSON object with the keys `name` and `arguments` (or tags, see `tagged`), and `end`.
 
     Attributes:
         name: The family's name.
@@ -24,6 +30,7 @@ class ToolFamily:
         mark_optional: Calls may lack the mark.
         bare: A call is an object with which the answer begins; a reader accepts this in every family.
         many: An answer may have several calls.
+        tagged: A call has tags instead of an object: FUNCTION with its name, and PARAMETER with each argument's.
         in_template: The chat template writes tools, calls and results.
         short_ids: The template wants ids of nine letters and digits.
     """
@@ -40,11 +47,13 @@ class ToolFamily:
     mark_optional: bool = False
     bare: bool = False
     many: bool = True
+    tagged: bool = False
     in_template: bool = True
     short_ids: bool = False
 
 
 HERMES = ToolFamily("hermes", ("<tool_call>",), begin="<tool_call>", end="</tool_call>", between="\n")
+QWEN_CODER = replace(HERMES, name="qwen-coder", tags=("<tool_call>", FUNCTION), tagged=True)
 LLAMA = ToolFamily(
     "llama", (), mark="<|python_tag|>", mark_optional=True, arguments="parameters", bare=True, many=False
 )
@@ -59,7 +68,9 @@ def family_of(template: str) -> ToolFamily:
     """Returns the family of a chat template, by the words with which it writes calls."""
     if "tools" not in template:
         return DESCRIBED
-    in_json = "<function=" not in template and "<arg_key>" not in template
+    if "<tool_call>" in template and FUNCTION in template and PARAMETER in template:
+        return QWEN_CODER
+    in_json = FUNCTION not in template and "<arg_key>" not in template
     if "<tool_call>" in template and "arguments" in template and in_json:
         return HERMES
     if "[TOOL_CALLS]" in template and "[ARGS]" not in template:

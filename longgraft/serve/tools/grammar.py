@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from longgraft.acceptance.json_schemas import SPACING, followable, problems
+from longgraft.acceptance.json_schemas import SPACING, Problem, followable, problems
 from longgraft.serve.tools.families import ToolFamily
+from longgraft.serve.tools.lark_text import ANYTHING, escaped, quoted
+from longgraft.serve.tools.tagged_grammar import tagged_rules
 
 MOST_CALLS = 16  # in one answer; without a limit a small model may call until its tokens end
 # Parts of JSON in llguidance's grammar of a schema. A longer part of a bare call would hide a schema beside it.
@@ -45,13 +47,17 @@ class Tool:
         """
         schema = dict(NO_ARGUMENTS if self.parameters is None else self.parameters)
         schema["type"] = "object"
-        faults = problems(schema) if self.strict else []
-        if faults:
+        for fault in problems(schema) if self.strict else []:
+            self.leave_out(fault)
+        return {"x-guidance": SPACING, **followable(schema)[0], "type": "object"}
+
+    def leave_out(self, fault: Problem) -> None:
+        """Raises ValueError about a part of the schema that cannot be followed if the tool is strict."""
+        if self.strict:
             raise ValueError(
-                f"The parameters of function {self.name} cannot be followed: {faults[0]}. Leave "
+                f"The parameters of function {self.name} cannot be followed: {fault}. Leave "
                 "that out, or leave strict and tool_choice out."
             )
-        return {"x-guidance": SPACING, **followable(schema)[0], "type": "object"}
 
 
 def grammar(
@@ -70,15 +76,14 @@ def grammar(
         ValueError: a tool is strict, and a part of its schema cannot be followed.
     """
     calls, rest = _calls(family, added, many)
-    anything = r"/(.|\n)*/"
     # llguidance encodes the text that it forces with the tokenizer, which finds special tokens in it.
     given = json.dumps([[tool.name, tool.schema] for tool in tools], ensure_ascii=False)
     options = {"no_forcing": True} if any(token in given for token in added) else {}
     rules = [f"%llguidance {json.dumps(options)}"]
-    spelt = _quoted if text else _in_parts
+    spelt = quoted if text else _in_parts
     names = " | ".join(f"tool_{n}" for n in range(len(tools)))
     if not text and family.bare:
-        rules.append(f"start: {calls} | {spelt(OBJECT)} ({names}) {_quoted('}')}")
+        rules.append(f"start: {calls} | {spelt(OBJECT)} ({names}) {quoted('}')}")
     elif not text:
         rules.append(f"start: {calls}")
     elif not tools:
@@ -91,15 +96,18 @@ def grammar(
         rules += [
             f"start: TEXT | until_tag {rest}",
             f"until_tag[lazy]: ANYTHING {_spelt(family.begin, added)}",
-            f"ANYTHING: {anything}",
+            f"ANYTHING: {ANYTHING}",
         ]
     if text:
-        rules.append(f"TEXT: {anything} & ~/{_tag(family, added)}/")
+        rules.append(f"TEXT: {ANYTHING} & ~/{_tag(family, added)}/")
     if tools:
-        newline = "\n" if family.begin else ""  # between a call's tags and its object
-        head = spelt(newline + OBJECT)
-        tail = _quoted("}" + newline)
-        rules.append(f"call: {head} ({names}) {tail} {_spelt(family.end, added)}")
+        newline = "\n" if family.begin else ""  # between a call's tags and what is between them
+        head = quoted(newline) if family.tagged else spelt(newline + OBJECT)
+        tail = ("" if family.tagged else "}") + newline
+        rules.append(f"call: {head} ({names}) {quoted(tail)} {_spelt(family.end, added)}")
+    if family.tagged:
+        rules += tagged_rules(tools)
+        return "\n".join(rules)
     for n, tool in enumerate(tools):
         name = spelt(json.dumps(tool.name, ensure_ascii=False) + f', "{family.arguments}": ')
         rules.append(f"tool_{n}: {name} %json {json.dumps(tool.schema)}")
@@ -114,24 +122,24 @@ def _calls(family: ToolFamily, added: Mapping[str, int], many: bool) -> tuple[st
     begin = _spelt(family.begin, added)
     before = ""
     if family.before:
-        before = f'" "? {_quoted(family.before)}'
+        before = f'" "? {quoted(family.before)}'
     rest = ["call"]
     if many and family.many:
-        rest.append(f"({_quoted(family.between)} {begin} call){{0,{MOST_CALLS - 1}}}")
+        rest.append(f"({quoted(family.between)} {begin} call){{0,{MOST_CALLS - 1}}}")
     if family.after:
-        rest.append(_quoted(family.after))
+        rest.append(quoted(family.after))
     return " ".join(filter(None, [mark, before, begin, *rest])), " ".join(rest)
 
 
 def _tag(family: ToolFamily, added: Mapping[str, int]) -> str:
     """Returns a regular expression of texts that look like a call."""
     if family.bare:
-        return r"\s*\{\s*" + _regex('"name"') + r"(.|\n)*"
+        return r"\s*\{\s*" + escaped('"name"') + r"(.|\n)*"
     first = family.begin
     if not first and family.mark not in added:
         first = family.mark
     first = first or family.before + '{"name"'
-    return r"(.|\n)*" + _regex(first) + r"(.|\n)*"
+    return r"(.|\n)*" + escaped(first) + r"(.|\n)*"
 
 
 def _spelt(part: str, added: Mapping[str, int]) -> str:
@@ -140,17 +148,8 @@ def _spelt(part: str, added: Mapping[str, int]) -> str:
         return ""
     if part in added:
         return f"<[{added[part]}]>"
-    return _quoted(part)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return quoted(part)
 
 
 def _in_parts(text: str) -> str:
-    return " ".join(map(_quoted, JSON_PARTS.findall(text)))
-
-
-def _regex(text: str) -> str:
-    """Returns a regular expression of this text, without the slash that would end it."""
-    return re.sub(r"[][{}()|.?*+\\^$/]", r"\\\g<0>", text)
+    return " ".join(map(quoted, JSON_PARTS.findall(text)))

@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from longgraft.config.data_files import parse_sendable
-from longgraft.serve.tools.families import ToolFamily
+from longgraft.serve.tools.families import FUNCTION, ToolFamily
+from longgraft.serve.tools.grammar import Tool
+from longgraft.serve.tools.json_call import JsonCall
+from longgraft.serve.tools.pieces import OpenCall, Piece
+from longgraft.serve.tools.tagged_call import TaggedCall
 
-HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+CALL = re.compile(rf"\{{|{FUNCTION}")  # the beginning of a call behind its tag
 BETWEEN = " \t\r\n,;[]"  # characters between calls
 FENCE = "```"
 # Beginnings of answers, without blanks, that are read as calls: some models leave the tags of their family out.
 BARE = ('{"name":', '```json{"name":', '```{"name":')
 MOST_BLANKS = 64  # characters at the beginning of an answer that are compared with these
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece of an answer: new text, the name of a call that begins, or a part of a call's arguments.
-
-    Attributes:
-        text: New text.
-        name: The name of a tool.
-        arguments: JSON text.
-        call: The call's place among the answer's calls.
-    """
-
-    text: str = ""
-    name: str = ""
-    arguments: str = ""
-    call: int = 0
 
 
 @dataclass
@@ -84,13 +70,13 @@ class CallReader:
 
     Attributes:
         family: The way in which the model writes calls; None if no call is looked for.
-        names: Names of the tools.
+        tools: The tools by their names.
         alone: An answer that does not begin with a call is text.
     """
 
-    def __init__(self, family: ToolFamily | None = None, names: Collection[str] = (), alone: bool = False) -> None:
+    def __init__(self, family: ToolFamily | None = None, tools: Iterable[Tool] = (), alone: bool = False) -> None:
         self.family = family
-        self.names = frozenset(names)
+        self.tools = {tool.name: tool for tool in tools}
         self.alone = alone
         self._calls = 0  # calls that have begun
         self._half: dict[int, str] = {}  # texts of the calls that are not whole, by their places
@@ -100,7 +86,7 @@ class CallReader:
         self._begun = False  # behind other text
         self._bare = False  # the answer begins with an object
         self._before = ""  # text from the tag to the present object: shown if that is no call
-        self._object: _Object | None = None
+        self._object: OpenCall | None = None
 
     @property
     def begin(self) -> str | None:
@@ -118,7 +104,7 @@ class CallReader:
 
     def again(self) -> CallReader:
         """Returns a reader for another answer."""
-        return CallReader(self.family, self.names, self.alone)
+        return CallReader(self.family, self.tools.values(), self.alone)
 
     def whole(self, text: str) -> ReadAnswer:
         """Takes a whole answer, and returns it."""
@@ -190,8 +176,9 @@ class CallReader:
             place, tag = min(places)
             shown = len(text[:place].rstrip())
             after = place + len(tag)
-            if "{" in tag:  # a tag with the beginning of an object is part of the call
-                after = text.index("{", place)
+            call = CALL.search(tag)
+            if call is not None:  # the tag's end is part of the call
+                after = place + call.start()
             self._enter_calls(text, shown, after)
             return text[:shown]
         held = max((_overlap(text, tag) for tag in family.tags), default=0)
@@ -224,8 +211,14 @@ class CallReader:
         text = self._held.lstrip(BETWEEN)
         self._before += self._held[: len(self._held) - len(text)]
         self._held = text
-        for mark in filter(None, (family.end, *family.tags, FENCE * self._bare)):
-            if "{" not in mark and text.startswith(mark):
+        if text.startswith("{"):
+            self._object = JsonCall(self._calls, self.tools)
+            return ""
+        if text.startswith(FUNCTION):
+            self._object = TaggedCall(self._calls, self.tools)
+            return ""
+        for mark in filter(None, (family.end, *family.tags, FUNCTION, FENCE * self._bare)):
+            if text.startswith(mark):
                 self._held = text[len(mark) :]
                 self._before += mark
                 if mark == family.end and self._called:
@@ -233,9 +226,6 @@ class CallReader:
                 return ""
             if mark.startswith(text):
                 return None
-        if text.startswith("{"):
-            self._object = _Object(self._calls)
-            return ""
         return self._leave_calls()
 
     def _leave_calls(self) -> str:
@@ -247,16 +237,16 @@ class CallReader:
         self._begun = True
         return before
 
-    def _read_object(self, opened: _Object) -> Iterator[Piece]:
+    def _read_object(self, opened: OpenCall) -> Iterator[Piece]:
         """Reads the present object as far as it has arrived."""
         new = opened.take(self._held)
         self._held = self._held[len(new) :]
-        yield from self._call(opened)
+        yield from opened.pieces()
+        if opened.shown:
+            self._calls = opened.place + 1
         if not opened.complete:
             return
         self._object = None
-        if not opened.shown and not self.alone:
-            yield from self._whole_object(opened)
         if opened.called:
             self._called = True
             self._before = ""
@@ -266,93 +256,6 @@ class CallReader:
             self._half[opened.place] = text
         else:
             yield Piece(text)
-
-    def _call(self, opened: _Object) -> Iterator[Piece]:
-        """Yields the name of a call once its arguments begin, and the arguments as far as they have arrived."""
-        if not opened.shown:
-            head = HEAD.match(opened.text)
-            if head is None:
-                return
-            name = parse_sendable(head[1])
-            if name not in self.names:
-                return
-            opened.begin = head.end()
-            opened.shown = head.end()
-            yield self._named(opened, name)
-        end = opened.inner_end
-        if end is None:
-            end = len(opened.text)
-        if end > opened.shown:
-            yield Piece(arguments=opened.text[opened.shown : end], call=opened.place)
-            opened.shown = end
-            opened.called = opened.inner_end is not None and parse_sendable(opened.text[opened.begin : end]) is not None
-
-    def _whole_object(self, opened: _Object) -> Iterator[Piece]:
-        """Yields the call of a complete object with its keys in another order."""
-        call = parse_sendable(opened.text)
-        if not isinstance(call, dict):
-            return
-        name = call.get("name")
-        arguments = call.get("arguments", call.get("parameters"))
-        if isinstance(arguments, dict) and isinstance(name, str) and name in self.names:
-            opened.called = True
-            yield self._named(opened, name)
-            yield Piece(arguments=json.dumps(arguments, ensure_ascii=False), call=opened.place)
-
-    def _named(self, opened: _Object, name: str) -> Piece:
-        self._calls = opened.place + 1
-        return Piece(name=name, call=opened.place)
-
-
-class _Object:
-    """A JSON object that is read character by character.
-
-    Attributes:
-        text: Its text so far.
-        place: Its place among the calls, if it is one.
-        begin: Where the arguments of the call begin.
-        shown: Length of the text that was passed on, 0 before the call's name.
-        called: A whole call was made of it.
-        inner_end: The end of the first inner object, which a call's arguments are; None before it.
-        complete: The object has ended.
-    """
-
-    def __init__(self, place: int) -> None:
-        self.text = ""
-        self.place = place
-        self.begin = 0
-        self.shown = 0
-        self.called = False
-        self.inner_end: int | None = None
-        self.complete = False
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False
-
-    def take(self, text: str) -> str:
-        """Takes characters up to the object's end, and returns them."""
-        for count, char in enumerate(text, 1):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif char == "\\":
-                    self._escaped = True
-                elif char == '"':
-                    self._in_string = False
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth == 1 and self.inner_end is None:
-                    self.inner_end = len(self.text) + count
-                if self._depth == 0:
-                    self.complete = True
-                    self.text += text[:count]
-                    return text[:count]
-        self.text += text
-        return text
 
 
 def _overlap(text: str, tag: str) -> int:

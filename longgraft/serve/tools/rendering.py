@@ -29,6 +29,8 @@ def rendered(
         return list(_plain(family, messages, tools)), {}
     if family.short_ids:
         messages = [_with_short_ids(message) for message in messages]
+    if family.tagged:
+        messages = [_with_mappings(message) for message in messages]
     more: dict[str, Any] = {}
     if tools:
         more["tools"] = list(tools)
@@ -72,6 +74,17 @@ def _plain(
 def _call(family: ToolFamily, function: dict[str, Any]) -> str:
     written = json.dumps({"name": function["name"], family.arguments: function["arguments"]}, ensure_ascii=False)
     return f"{family.begin}\n{written}\n{family.end}"
+
+
+def _with_mappings(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message whose calls have mappings as arguments; text that is none becomes the only argument."""
+    calls = []
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        if isinstance(function["arguments"], str):
+            function = function | {"arguments": {"arguments": function["arguments"]}}
+        calls.append(call | {"function": function})
+    return message | {"tool_calls": calls} if calls else message
 
 
 def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
