@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from jsonschema import validate
@@ -16,6 +17,7 @@ from longgraft.serve.tools.pieces import Piece
 from longgraft.serve.tools.reader import Call, CallReader, ReadAnswer
 
 TAG = str(tool_tokenizer().convert_tokens_to_ids("<tool_call>"))
+NO_CALL = {TAG: -100.0, str(tool_tokenizer().convert_tokens_to_ids("n")): -100.0}  # a call without tags begins {"n
 ASKED = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
 FORMATTED = '{"a": "x"}'
@@ -125,7 +127,7 @@ def test_an_answer_calls_a_tool_or_follows_the_format(api, stream):
     text, (arguments,) = read(post(path, body | {"logit_bias": {TAG: 100.0}}))
     validate(arguments, CITY)
     assert text == ""
-    assert read(post(path, body | {"logit_bias": {TAG: -100.0}})) == (FORMATTED, [])
+    assert read(post(path, body | {"logit_bias": NO_CALL})) == (FORMATTED, [])
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -134,7 +136,7 @@ def test_an_answer_that_must_call_a_tool_has_no_format_and_one_that_may_not_foll
     required, none = "required", "none"
     if api == "messages":
         required, none = ({"type": kind, "disable_parallel_tool_use": True} for kind in ("any", "none"))
-    text, (arguments,) = read(post(path, body | {"tool_choice": required, "logit_bias": {TAG: -100.0}}))
+    text, (arguments,) = read(post(path, body | {"tool_choice": required, "logit_bias": NO_CALL}))
     assert text == "" and isinstance(arguments, dict)
     assert read(post(path, body | {"tool_choice": none, "logit_bias": {TAG: 100.0}})) == (FORMATTED, [])
 
@@ -153,7 +155,7 @@ def test_an_answer_that_must_call_a_tool_has_no_format_and_one_that_may_not_foll
 def test_every_kind_of_format_goes_with_tools(field, text):
     _, (arguments,) = chat_answer(chat(logit_bias={TAG: 100.0}, **field))
     assert isinstance(arguments, dict)
-    written, calls = chat_answer(chat(logit_bias={TAG: -100.0}, **field))
+    written, calls = chat_answer(chat(logit_bias=NO_CALL, **field))
     assert written in text and calls == []
 
 
@@ -164,12 +166,16 @@ def follows(sampling: Sampling, text: str, family: str) -> bool:
     return session.constraint(sampling, session.eos).accepted(ids) == len(ids)
 
 
+@pytest.mark.parametrize("bare", [False, True])
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_of_every_family_stand_alone_beside_a_format(name):
+def test_calls_of_every_family_stand_alone_beside_a_format(name, bare):
     family, call = CALLS[name]
+    untagged = CALLS["llama"][1] if name == "llama" else CALL
+    family = replace(family, bare=family.bare or (bare and not family.tagged))
     added = tool_tokenizer(name).get_added_vocab()
     either = Sampling(json_schema=SCHEMA, tool_calls=grammar(family, [Tool("weather", CITY)], added, text=False))
     assert follows(either, call, name) and follows(either, FORMATTED, name)
+    assert follows(either, untagged, name) == family.bare
     for wrong in (call.replace("3", "12"), FORMATTED.replace("x", "y"), f"{FORMATTED} {call}", "Hello."):
         assert not follows(either, wrong, name)
 
@@ -191,6 +197,8 @@ def test_an_answer_under_both_has_the_ids_of_plain_decoding():
         (HERMES, CALLS["hermes"][1], 1),
         (HERMES, f"\n{CALLS['hermes'][1]}\n{CALLS['hermes'][1]}", 2),
         (HERMES, CALL, 0),
+        (replace(HERMES, bare=True), CALL, 1),
+        (replace(HERMES, bare=True), f"```json\n{CALL}\n```", 0),
         (HERMES, f"see {CALLS['hermes'][1]}", 0),
         (HERMES, "<tool", 0),
         (HERMES, " ", 0),
@@ -217,11 +225,20 @@ def test_text_that_follows_a_format_is_passed_on_as_it_arrives():
     assert reader.push('{"name": ') == [Piece('{"name": ')] and reader.push('"<tool') == [Piece('"<tool')]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("api", APIS)
+def test_a_model_that_leaves_out_the_tags_calls_beside_a_format(api, stream):
+    path, body, reads = APIS[api]
+    text, (arguments,) = reads[stream](post(path, body | {"stream": stream, "logit_bias": {TAG: -100.0}}))
+    validate(arguments, CITY)
+    assert text == ""
+
+
 def test_an_object_that_resembles_a_call_is_text_if_the_format_asks_for_it():
     schema = json.loads(json.dumps(SCHEMA).replace('"a"', '"name"').replace('"x"', '"weather"'))
     schema["properties"]["arguments"] = {"const": {"city": "Rome"}}
     schema["required"] = ["name", "arguments"]
-    written, calls = chat_answer(chat(json_schema=schema, logit_bias={TAG: -100.0}))
+    written, calls = chat_answer(chat(json_schema=schema, logit_bias=NO_CALL))
     assert json.loads(written) == {"name": "weather", "arguments": {"city": "Rome"}} and calls == []
 
 
@@ -230,7 +247,7 @@ def test_stop_strings_end_the_text_of_a_format_and_no_call(stop):
     field = {"json_schema": SCHEMA, "stop": stop}
     _, (arguments,) = chat_answer(chat(logit_bias={TAG: 100.0}, tools=[WEATHER], **field))
     validate(arguments, CITY)
-    written, _ = chat_answer(chat(logit_bias={TAG: -100.0}, **field))
+    written, _ = chat_answer(chat(logit_bias=NO_CALL, **field))
     assert written == FORMATTED.partition(stop)[0]
 
 
@@ -260,5 +277,5 @@ def test_a_format_or_tool_that_cannot_be_followed_is_refused_by_its_field(fields
 
 def test_a_tool_whose_schema_cannot_be_followed_takes_any_arguments_beside_a_format():
     odd = {"type": "function", "function": {"name": "odd", "parameters": ODD}}
-    written, calls = chat_answer(chat(tools=[odd, WEATHER], json_schema=SCHEMA, logit_bias={TAG: -100.0}))
+    written, calls = chat_answer(chat(tools=[odd, WEATHER], json_schema=SCHEMA, logit_bias=NO_CALL))
     assert (written, calls) == (FORMATTED, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -275,6 +276,8 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
         formed = bool(body.constraints())
         if not body.tools or (not tools and formed):
             return requested, AnswerContext()
+    if formed and tools:
+        family = _beside_format(state, body, family, tools)
     reader = CallReader()
     if tools:
         reader = CallReader(family, tools, alone=formed)
@@ -293,6 +296,26 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
         text = not body.must_call and not formed
         rules = grammar(family, tools, state.tokenizer.get_added_vocab(), text, body.many_calls)
     return replace(requested, sampling=Sampling(tool_calls=rules)), context
+
+
+def _beside_format(state: State, body: ChatRequest, family: ToolFamily, tools: Sequence[Tool]) -> ToolFamily:
+    """Returns the family whose calls may be an object without tags, as some models write them.
+
+    If text that follows the format may be such an object, it is text.
+    """
+    if family.tagged:
+        return family
+    about, (kind, value) = next(iter(body.constraints().items()))
+    try:
+        form = state.session.constraint(Sampling(**{kind: value}), state.session.eos)
+    except ValueError as error:
+        raise _constraint_error(error, about) from error
+    for tool in tools:
+        for key in ("arguments", "parameters"):
+            ids = state.ids(f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": {{', "tools")
+            if form is None or form.accepted(ids) == len(ids):
+                return family
+    return replace(family, bare=True)
 
 
 def _followable(state: State, family: ToolFamily, tools: Sequence[Tool]) -> list[Tool]:

@@ -19,7 +19,8 @@ from longgraft.serve.tools.tagged_grammar import tagged_rules
 
 MOST_CALLS = 16  # in one answer; without a limit a small model may call until its tokens end
 # Parts of JSON in llguidance's grammar of a schema. A longer part of a bare call would hide a schema beside it.
-JSON_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|: |, |[{}]')
+JSON_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"|: |, |[{}\n]')
+OBJECT = '{"name": '  # the beginning of a call's object
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -87,8 +88,11 @@ def grammar(
     given = json.dumps([[tool.name, tool.schema] for tool in tools], ensure_ascii=False)
     options = {"no_forcing": True} if any(token in given for token in added) else {}
     rules = [f"%llguidance {json.dumps(options)}"]
-    spelt = _in_parts if family.bare and not text else quoted
-    if not text:
+    spelt = quoted if text else _in_parts
+    names = " | ".join(f"tool_{n}" for n in range(len(tools)))
+    if not text and family.bare:
+        rules.append(f"start: {calls} | {spelt(OBJECT)} ({names}) {quoted('}')}")
+    elif not text:
         rules.append(f"start: {calls}")
     elif not tools:
         rules.append("start: TEXT")
@@ -106,9 +110,8 @@ def grammar(
         rules.append(f"TEXT: {ANYTHING} & ~/{_tag(family, added)}/")
     if tools:
         newline = "\n" if family.begin else ""  # between a call's tags and what is between them
-        head = quoted(newline) if family.tagged else spelt(f'{newline}{{"name": ')
+        head = quoted(newline) if family.tagged else spelt(newline + OBJECT)
         tail = ("" if family.tagged else "}") + newline
-        names = " | ".join(f"tool_{n}" for n in range(len(tools)))
         rules.append(f"call: {head} ({names}) {quoted(tail)} {_spelt(family.end, added)}")
     if family.tagged:
         rules += tagged_rules(tools)

@@ -160,11 +160,12 @@ class CallReader:
         text = self._held
         if not self._begun and self._bare_counts(family):
             start = re.sub(r"\s+", "", text[:MOST_BLANKS])
-            if start.startswith(BARE):
+            bare = BARE[:1] if self.alone else BARE
+            if start.startswith(bare):
                 self._bare = True
                 self._enter_calls(text, 0, text.index("{"))
                 return ""
-            if any(bare.startswith(start) for bare in BARE) and len(text) < MOST_BLANKS:
+            if any(begin.startswith(start) for begin in bare) and len(text) < MOST_BLANKS:
                 return None
         if self.alone and not self._may_begin(family, text.lstrip()):
             self._begun = True
