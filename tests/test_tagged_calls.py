@@ -37,10 +37,10 @@ def read(text: str, schema: dict | None) -> ReadAnswer:
     return answer
 
 
-def follows(schema: dict, text: str, **more: bool) -> bool:
-    """Tells if the grammar of a required call allows this whole answer."""
-    tokenizer = tool_tokenizer("qwen-coder")
-    rules = grammar(QWEN_CODER, [Tool("f", schema), Tool("g")], tokenizer.get_added_vocab(), False, **more)
+def follows(schema: dict | None, text: str, required: bool = True, tags: bool = True) -> bool:
+    """Tells if the grammar of an answer with calls allows this whole answer."""
+    tokenizer = tool_tokenizer("qwen-coder", tags)
+    rules = grammar(QWEN_CODER, [Tool("f", schema), Tool("g")], tokenizer.get_added_vocab(), not required)
     ids = [*tokenizer.encode(text), tokenizer.eos_token_id]
     return constraint("tool_calls", rules, tokenizer, 96, [tokenizer.eos_token_id]).accepted(ids) == len(ids)
 
@@ -250,6 +250,15 @@ def test_only_a_strict_tool_is_refused_for_what_has_no_place_between_tags(schema
 def test_a_schema_that_says_nothing_allows_any_value(schema):
     for whole in (parameters(schema), schema):
         assert read(tagged_call("f", a=12), whole).calls == [Call("f", '{"a": 12}')]
+
+
+@pytest.mark.parametrize("tags", [True, False])
+def test_a_call_without_its_outer_tags_follows_its_schema_unless_calls_are_required(tags):
+    schema = parameters({"type": "integer"})
+    call = tagged_call("f", a=5).removeprefix("<tool_call>\n")
+    assert follows(schema, call, False, tags) and follows(schema, "A <function, " + call, False, tags)
+    assert not follows(schema, call.replace("5", "x"), False, tags) and not follows(schema, call, True, tags)
+    assert follows(schema, "Hello.", False, tags) and not follows(schema, "<function=h>", False, tags)
 
 
 ASKED = [{"role": "user", "content": "Hi"}]

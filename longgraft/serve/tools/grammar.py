@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longgraft.acceptance.json_schemas import SPACING, Problem, followable, problems
-from longgraft.serve.tools.families import ToolFamily
+from longgraft.serve.tools.families import FUNCTION, ToolFamily
 from longgraft.serve.tools.lark_text import ANYTHING, escaped, quoted
 from longgraft.serve.tools.tagged_grammar import tagged_rules
 
@@ -90,6 +90,8 @@ def grammar(
     rules = [f"%llguidance {json.dumps(options)}"]
     spelt = quoted if text else _in_parts
     names = " | ".join(f"tool_{n}" for n in range(len(tools)))
+    # A model may leave out the tags around a tagged call.
+    bare = " | until_function call_inside" if family.tagged and text and tools else ""
     if not text and family.bare:
         rules.append(f"start: {calls} | {spelt(OBJECT)} ({names}) {quoted('}')}")
     elif not text:
@@ -99,20 +101,23 @@ def grammar(
     elif family.bare or family.mark:
         rules.append(f"start: TEXT | {calls}")
     elif family.begin in added:
-        rules.append(f"start: TEXT ({calls})?")
+        rules.append(f"start: TEXT ({calls})?{bare}")
     else:  # the text ends where the tag is complete
         rules += [
-            f"start: TEXT | until_tag {rest}",
+            f"start: TEXT | until_tag {rest}{bare}",
             f"until_tag[lazy]: ANYTHING {_spelt(family.begin, added)}",
             f"ANYTHING: {ANYTHING}",
         ]
+    if bare:
+        rules.append(f"until_function[lazy]: {ANYTHING} {quoted(FUNCTION)}")
     if text:
         rules.append(f"TEXT: {ANYTHING} & ~/{_tag(family, added)}/")
     if tools:
         newline = "\n" if family.begin else ""  # between a call's tags and what is between them
-        head = quoted(newline) if family.tagged else spelt(newline + OBJECT)
+        head = quoted(newline + FUNCTION) if family.tagged else spelt(newline + OBJECT)
         tail = ("" if family.tagged else "}") + newline
-        rules.append(f"call: {head} ({names}) {quoted(tail)} {_spelt(family.end, added)}")
+        rules.append(f"call: {head} call_inside")
+        rules.append(f"call_inside: ({names}) {quoted(tail)} {_spelt(family.end, added)}")
     if family.tagged:
         rules += tagged_rules(tools)
         return "\n".join(rules)
@@ -143,6 +148,8 @@ def _tag(family: ToolFamily, added: Mapping[str, int]) -> str:
     """Returns a regular expression of texts that look like a call."""
     if family.bare:
         return r"\s*\{\s*" + escaped('"name"') + r"(.|\n)*"
+    if family.tagged:
+        return rf"(.|\n)*({escaped(family.begin)}|{FUNCTION})(.|\n)*"
     first = family.begin
     if not first and family.mark not in added:
         first = family.mark

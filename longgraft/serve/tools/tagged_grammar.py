@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from longgraft.acceptance.json_schemas import Problem, within
 from longgraft.serve.tools.arguments import Arguments, alternatives, json_text, kinds, listed
-from longgraft.serve.tools.families import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
+from longgraft.serve.tools.families import FUNCTION_END, PARAMETER, PARAMETER_END
 from longgraft.serve.tools.lark_text import ANYTHING, escaped, quoted
 
 if TYPE_CHECKING:
     from longgraft.serve.tools.grammar import Tool
 
 END = f"\n{PARAMETER_END}\n"
+END_OF_TAG = ">\n"
 CONSTANTS = (("null", None), ("boolean", False), ("boolean", True))
 SLASH = re.compile(r"\\.|/|\n")  # characters that a regular expression between slashes cannot have
 _DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
@@ -70,14 +71,14 @@ class _Rules:
 
 
 def _call(rules: _Rules, tool: Tool) -> str:
-    """Returns the body of the rule of a tool's call."""
+    """Returns the body of the rule of a tool's call behind FUNCTION."""
     schema = tool.schema
     for part in alternatives(schema, schema):
         for keyword in NO_PLACE:
             if keyword in part:
                 tool.leave_out(Problem(keyword, part[keyword], REASON))
     options = [_arguments(rules, tool, schema, option) for option in Arguments.of(schema)]
-    return f"{_tag(FUNCTION, tool.name)} ({' | '.join(options)})"
+    return f"{quoted(tool.name + END_OF_TAG)} ({' | '.join(options)})"
 
 
 def _arguments(rules: _Rules, tool: Tool, schema: Mapping[str, Any], given: Arguments) -> str:
@@ -85,7 +86,7 @@ def _arguments(rules: _Rules, tool: Tool, schema: Mapping[str, Any], given: Argu
     parts = []
     for name, one in given.schemas.items():
         value = _Value(rules, tool, schema, f"properties.{name}").body(one)
-        argument = rules.name(f"{_tag(PARAMETER, name)} {value}")
+        argument = rules.name(f"{quoted(PARAMETER + name + END_OF_TAG)} {value}")
         parts.append(argument if name in given.required else f"{argument}?")
     if given.others is not False:
         value = _Value(rules, tool, schema, "additionalProperties").body(given.others)
@@ -93,10 +94,6 @@ def _arguments(rules: _Rules, tool: Tool, schema: Mapping[str, Any], given: Argu
         tag = rules.name(rf'"{PARAMETER}" (/[^>\n]+/ & ~/({names})/) ">\n"', "TAG")
         parts.append(f"({tag} {value})*")
     return rules.name(" ".join([*parts, quoted(FUNCTION_END)]))
-
-
-def _tag(begin: str, name: str) -> str:
-    return quoted(f"{begin}{name}>\n")
 
 
 class _Value:
