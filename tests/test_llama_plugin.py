@@ -86,3 +86,4 @@ def test_the_benchmark_counts_passes_and_proposals(drafts, monkeypatch):
     assert first.ids == second.ids and (first.steps, first.drafted, first.accepted) == (299, 0, 0)
     assert second.steps < 30 and second.accepted == 299 - second.steps
     assert second.accepted <= second.drafted <= draft.trees.proposed
+    assert ours(prompt).steps == second.steps
