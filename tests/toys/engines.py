@@ -356,13 +356,18 @@ class Llama:
                 drafted = self.draft_model(np.array(text, np.intc)).tolist()
 
 
+LLAMA_BUFFER = np.zeros(4096, np.intc)  # llama-cpp-python passes views of one buffer
+
+
 def llama_steps(draft, asked: Asked) -> int:
     """Decodes a request as llama-cpp-python's `generate` does; returns the number of passes."""
     asked.output_ids.extend(asked.answer[:1])
     steps = 1
+    text = LLAMA_BUFFER[: len(asked.prompt) + len(asked.answer)]
+    text[:] = [*asked.prompt, *asked.answer]
     while not asked.is_done:
         written = len(asked.output_ids)
-        asked.drafted = draft(np.array([*asked.prompt, *asked.output_ids], np.intc)).tolist()
+        asked.drafted = draft(text[: len(asked.prompt) + written]).tolist()
         right = 0
         while asked.drafted[right : right + 1] == asked.answer[written + right : written + right + 1] != []:
             right += 1
