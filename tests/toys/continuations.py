@@ -34,7 +34,7 @@ class _Level:
 
 @dataclass(frozen=True)
 class _Child:
-    """What may follow a node: by the text and its rows, and by the drafter."""
+    """A successor of a node, with its probabilities by the text and its rows, and by the drafter."""
 
     text: float = 0.0
     drafted: float = 0.0
