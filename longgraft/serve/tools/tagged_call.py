@@ -41,7 +41,7 @@ class TaggedCall:
         """Takes characters up to the end of the call, and returns them."""
         before = len(self.text)
         self.text += text
-        while not self.complete and self._read():
+        while self._read():
             pass
         if self.called:
             self.text = self.text[: self._at]
