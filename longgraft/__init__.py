@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from longgraft.config.version import VERSION as __version__
+from longgraft.config.version import VERSION
 
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from longgraft.loading import generate, load
     from longgraft.transformers_generate import custom_generate
 
+__version__ = VERSION
 __all__ = [
     "Completion",
     "Generation",
