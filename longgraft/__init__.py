@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from longgraft.config.version import VERSION
+
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling
     from longgraft.completion.completer import Completion, complete
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from longgraft.loading import generate, load
     from longgraft.transformers_generate import custom_generate
 
-__version__ = "0.2.0"
+__version__ = VERSION
 __all__ = [
     "Completion",
     "Generation",

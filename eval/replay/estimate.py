@@ -41,7 +41,7 @@ class Estimated:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What methods would gain on a log.
+    """The gains of methods on a log.
 
     Attributes:
         answers: Those that were replayed, in the log's order.

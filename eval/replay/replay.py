@@ -211,7 +211,7 @@ def followed_path(tree: ProposalTree, following: Sequence[int]) -> list[int]:
 
 
 class Known(NamedTuple):
-    """What the text knew of an answer's tokens after the first."""
+    """Tokens of an answer after the first, as the text knew them."""
 
     known: list[bool]  # by token: it is among the text's continuations
     copied: list[bool]  # by token: it goes on as after a context of COPIED tokens or more

@@ -51,7 +51,7 @@ class Levels:
 
 @dataclass(frozen=True)
 class Decision:
-    """What decided a step's proposal.
+    """The reasons of a step's proposal.
 
     Probabilities and prices are in tokens, seconds in plain passes.
 

@@ -1,4 +1,4 @@
-"""What decided each step of an answer: objects for programs, and a table for people."""
+"""Reasons of each step of an answer: objects for programs, and a table for people."""
 
 from __future__ import annotations
 

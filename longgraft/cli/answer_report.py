@@ -1,4 +1,4 @@
-"""What an answer cost, for people."""
+"""The report on an answer, for people."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from longgraft import __version__
+from longgraft.config.version import VERSION
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.predicted_output import accepted
 from longgraft.serve.formats.logprobs import Fields, LogprobSeries, chat_logprobs, completion_logprobs
@@ -21,7 +21,7 @@ from longgraft.serve.tools.reader import Piece
 Spelt = Callable[[Sequence[int]], str]
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length", "cut": "stop", "cancelled": "stop"}
-FINGERPRINT = f"longgraft-{__version__}"  # of the server that answers
+FINGERPRINT = f"longgraft-{VERSION}"  # of the server that answers
 SHOWN = 16  # tokens of the prompt that are shown before and after its first difference from a kept one
 
 
