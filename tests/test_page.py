@@ -271,7 +271,7 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(opened):
 
 def test_the_page_shows_the_error_message_of_the_server(opened):
     for new, prompt, sentence in (
-        ("many", "x", "give a large number."),
+        ("many", "x", "max_tokens must be a valid integer."),
         ("10", "", "The prompt is empty. Give at least one token."),
         ("10", "x" * 600, "Shorten it."),
     ):
