@@ -48,7 +48,8 @@ def test_a_copy_is_decoded_in_fewer_steps_and_never_faster_than_by_the_oracle(me
 
 
 def test_seconds_are_those_of_passes_drafts_and_the_rest_of_each_step():
-    costs = Costs({}, "made up", {0: {1: 1.0, 61: 7.0}}, {0: {1: 0.02, 11: 0.12}}, {0: {1: 1.0}}, host=0.5)
+    key = {"model": "m"}
+    costs = Costs(key, "measured", {0: {1: 1.0, 61: 7.0}}, {0: {1: 0.02, 11: 0.12}}, {0: {1: 1.0}}, host=0.5)
     steps = [Step(10, 3, 2, False), Step(12, 11, 4, True)]
     draft = 9 * 0.11
     assert StepPrices(costs).seconds(Replayed(COPY, steps)) == pytest.approx(1.2 + 2.0 + draft + 2 * 0.5)

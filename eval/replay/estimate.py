@@ -9,7 +9,6 @@ from random import Random
 from typing import Any
 
 from longgraft.budget.cost_model import Costs
-from longgraft.config.method_roles import HEADLESS
 from longgraft.engine.encoder import Encoder
 from longgraft.eval.replay.logs import LoggedAnswer
 from longgraft.eval.replay.recorded_answer import RecordedAnswer
@@ -47,6 +46,7 @@ class Estimate:
         answers: Those that were replayed, in the log's order.
         of: Number of answers of the log that are long enough.
         short: Number of answers that are too short.
+        problems: A sentence for each answer that could not be encoded.
         methods: Names of the methods.
         prices: By name of the costs.
     """
@@ -54,6 +54,7 @@ class Estimate:
     answers: Sequence[Estimated]
     of: int
     short: int
+    problems: Sequence[str]
     methods: Sequence[str]
     prices: Mapping[str, StepPrices]
 
@@ -68,71 +69,130 @@ class Estimate:
         return [prices.plain(one.answer) / oracle(prices, one.answer, one.known.known) for one in self.answers]
 
 
-def tokens_of(answers: Iterable[LoggedAnswer], encoder: Encoder, most: int) -> list[RecordedAnswer]:
-    """Encodes a log's answers, of which the first `most` tokens count.
+@dataclass(frozen=True)
+class Sampling:
+    """The answers of a log that count.
 
-    Messages that a model's chat template refuses, or that come without one, are a text with the speakers' names.
+    Attributes:
+        answers: Those that are replayed, at most; of more, a sample that is the same each time.
+        tokens: Tokens of an answer that count.
     """
-    found = []
-    for one in answers:
-        prompt = _encoded(one.prompt, encoder)
-        answer = encoder.bare(one.answer, "answer")[:most]
-        found.append(RecordedAnswer(one.suite, one.id, one.id, tuple(prompt), tuple(answer)))
-    return found
+
+    answers: int = 200
+    tokens: int = 1024
 
 
-def _encoded(prompt: Any, encoder: Encoder) -> list[int]:
-    if isinstance(prompt, list) and isinstance(prompt[0], dict):
+class LogEncoder:
+    """Encodes the answers of a log with a model's tokenizer.
+
+    Attributes:
+        problems: A sentence for each answer that cannot be encoded.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.problems: list[str] = []
+        self._encoder = encoder
+
+    def answer(self, one: LoggedAnswer, most: int) -> tuple[int, ...]:
+        """Returns the first tokens of an answer; none if it cannot be encoded."""
         try:
-            return encoder.encode(prompt)
+            return tuple(self._encoder.bare(one.answer, "answer")[:most])
+        except ValueError as error:
+            self.problems.append(f"{one.id}: {error}")
+            return ()
+
+    def recorded(self, one: LoggedAnswer, answer: tuple[int, ...]) -> RecordedAnswer | None:
+        """Returns an answer with its prompt; None if that cannot be encoded."""
+        try:
+            prompt = self._prompt(one)
+        except ValueError as error:
+            self.problems.append(f"{one.id}: {error}")
+            return None
+        return RecordedAnswer(one.suite, one.id, one.id, tuple(prompt), answer)
+
+    def _prompt(self, one: LoggedAnswer) -> list[int]:
+        """Encodes a prompt.
+
+        Messages that a model's chat template refuses, or that come without one, are a text with the speakers' names.
+        """
+        prompt: Any = one.prompt
+        if not isinstance(prompt, list) or not isinstance(prompt[0], dict):
+            return self._encoder.encode(prompt)
+        messages = prompt[: one.end]
+        try:
+            return self._encoder.encode(messages)
         except ValueError:
-            prompt = "".join(f"{message['role']}: {message['content']}\n" for message in prompt) + "assistant: "
-    return encoder.encode(prompt)
+            text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)
+            return self._encoder.encode(f"{text}assistant: ")
 
 
 def estimate(
-    answers: Sequence[RecordedAnswer],
-    methods: Sequence[str],
-    costs: Mapping[str, Costs],
-    most: int,
-    progress: Callable[[Iterable[RecordedAnswer], int], Iterable[RecordedAnswer]] = lambda items, _: items,
-    beside: Callable[[Costs], Replay] = Replay,
+    logged: Sequence[LoggedAnswer],
+    encoder: Encoder,
+    sampling: Sampling,
+    sessions: Sessions,
+    progress: Callable[[Sequence[Any]], Iterable[Any]] = lambda items: items,
 ) -> Estimate:
     """Replays a log as one session of each method.
 
     Args:
-        methods: Names, with or without a budget; a method that decides by costs is replayed for each of them.
-        costs: Costs of passes, by name.
-        most: Answers that are replayed; of more, a sample that is the same each time.
-        progress: Shows the answers as they are taken; also takes their number.
-        beside: Makes the replay of some costs, with what was recorded beside the answers.
+        progress: Shows the answers as they are taken.
+
+    Raises:
+        ValueError: no answer is long enough.
     """
-    long = [one for one in answers if len(one.answer) >= SHORTEST]
+    encoding = LogEncoder(encoder)
+    tokens = [encoding.answer(one, sampling.tokens) for one in logged]
+    long = [(one, answer) for one, answer in zip(logged, tokens, strict=True) if len(answer) >= SHORTEST]
+    short = len(logged) - len(long) - len(encoding.problems)
+    if not long:
+        raise ValueError(f"All {len(logged):,} answers have fewer than {SHORTEST} tokens, or cannot be encoded.")
     chosen = long
-    if len(long) > most:
-        chosen = [long[place] for place in sorted(Random(0).sample(range(len(long)), most))]
-    first = next(iter(costs))
-    sessions = {}
-    for method in methods:
-        for name, table in costs.items():
-            if name == first or _decides(method):
-                replay = beside(table)
-                proposer, budget = replay.proposer(method)
-                sessions[method, name] = partial(replay.decoded, proposer, budget)
+    if len(long) > sampling.answers:
+        chosen = [long[place] for place in sorted(Random(0).sample(range(len(long)), sampling.answers))]
     found = []
-    for answer in progress(chosen, len(chosen)):
-        steps = {key: decoded(answer) for key, decoded in sessions.items()}
+    for one, answer in progress(chosen):
+        recorded = encoding.recorded(one, answer)
+        if recorded is not None:
+            found.append(Estimated(recorded, known_to_text(recorded), sessions.replayed(recorded)))
+    if not found:
+        raise ValueError(f"No prompt can be encoded. The first problem: {encoding.problems[0]}")
+    prices = {name: StepPrices(table) for name, table in sessions.costs.items()}
+    return Estimate(found, len(long), short, encoding.problems, sessions.methods, prices)
+
+
+class Sessions:
+    """A session of each method, for each table of costs by which it decides.
+
+    Attributes:
+        methods: Names, with or without a budget.
+        costs: Costs of passes, by name.
+    """
+
+    def __init__(
+        self, methods: Sequence[str], costs: Mapping[str, Costs], beside: Callable[[Costs], Replay] = Replay
+    ) -> None:
+        """beside: makes the replay by some costs, with what was recorded beside the answers."""
+        self.methods = methods
+        self.costs = costs
+        self._first = next(iter(costs))
+        self._decoded = {}
         for method in methods:
-            for name in costs:
-                steps.setdefault((method, name), steps[method, first])
-        found.append(Estimated(answer, known_to_text(answer), steps))
-    prices = {name: StepPrices(table) for name, table in costs.items()}
-    return Estimate(found, len(long), len(answers) - len(long), methods, prices)
+            for name, table in costs.items():
+                if name == self._first or _decides(method):
+                    replay = beside(table)
+                    proposer, budget = replay.proposer(method)
+                    self._decoded[method, name] = partial(replay.decoded, proposer, budget)
+
+    def replayed(self, answer: RecordedAnswer) -> dict[tuple[str, str], Replayed]:
+        """Returns an answer's replays, by method and name of the costs."""
+        steps = {key: decoded(answer) for key, decoded in self._decoded.items()}
+        for method in self.methods:
+            for name in self.costs:
+                steps.setdefault((method, name), steps[method, self._first])
+        return steps
 
 
 def _decides(method: str) -> bool:
     """True if a method chooses its budget by costs."""
     return "+budget=" not in method and find(method).adaptive is not None
-
-
-DEFAULT_METHODS = (HEADLESS, "suffix", "pld")

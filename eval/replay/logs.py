@@ -1,14 +1,17 @@
-"""Reads logs of prompts and answers: requests with their responses, chats, agents' sessions, pairs."""
+"""Reads logs of prompts and answers: pairs, chats, requests with their responses, and sessions of agents."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.data_files import opener, parse_json
+from longgraft.config.data_files import GZIP_ERRORS, opener, parse_json
+from longgraft.eval.replay.agent_sessions import AgentSessions
+from longgraft.eval.replay.logged_text import Messages, message_of, messages_of, response_text, text_of
 
 FORMS = (
     "pairs of prompt and answer, chats (messages), requests with their responses (OpenAI, Anthropic), and sessions of "
@@ -16,10 +19,7 @@ FORMS = (
 )
 PROMPTS = ("prompt", "messages", "input")
 ANSWERS = ("answer", "completion", "response", "output")  # keys of an answer beside its prompt, the first that is there
-SPEAKERS = ("system", "developer", "user", "assistant", "tool")
-
-Messages = list[dict[str, str]]
-"""Messages of a chat, with role and content."""
+IDS = ("id", "_id", "custom_id", "request_id")
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,18 @@ class LoggedAnswer:
     """An answer of a log.
 
     Attributes:
-        id: The row's own identity, or "line 3".
+        id: The row's own identity, or "line 3"; no two of a log are the same.
         prompt: Text, messages, or token ids.
         answer: Text, or token ids.
         suite: The row's suite, of recorded answers.
+        end: Number of the messages that come before the answer; None: all.
     """
 
     id: str
     prompt: str | Messages | list[int]
     answer: str | list[int]
     suite: str = ""
+    end: int | None = None
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Log:
     Attributes:
         answers: In order.
         problems: A sentence for each line that could not be read.
-        without: Lines that are read, and hold no answer.
+        without: Lines that were read, and hold no answer.
     """
 
     answers: list[LoggedAnswer] = field(default_factory=list)
@@ -55,194 +57,129 @@ class Log:
 
 
 def read_log(path: Path) -> Log:
-    """Reads a log in JSONL, compressed or not; raises ValueError if nothing in it is an answer."""
+    """Reads a log in JSONL, compressed or not.
+
+    Raises:
+        ValueError: the file cannot be opened, or holds no answer.
+    """
     log = Log()
-    session = _Session()
+    sessions = AgentSessions()
+    number = 0
     try:
-        with opener(path)(path, "rt", encoding="utf-8-sig", newline="\n") as lines:
+        with opener(path)(path, "rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    _read_line(line, f"line {number}", session, log)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+                    _read_line(line, f"line {number}", sessions, log)
+    except GZIP_ERRORS as error:
+        log.problems.append(f"after line {number}: {error}.")
+    except OSError as error:
         raise ValueError(f"File {path} cannot be read: {error}.") from error
+    log.answers = _distinct(log.answers)
     if not log.answers:
         first = f" The first problem: {log.problems[0]}" if log.problems else ""
         raise ValueError(f"{path} holds no prompts with answers. Known are {FORMS}.{first}")
     return log
 
 
-def _read_line(line: str, place: str, session: _Session, log: Log) -> None:
+def _read_line(line: bytes, place: str, sessions: AgentSessions, log: Log) -> None:
     try:
-        value = parse_json(line, place)
+        value = parse_json(line.decode("utf-8-sig"), place)
         if not isinstance(value, Mapping):
-            raise ValueError(f"{place}: an object is needed.")
-        found = list(_answers_of(value, place, session))
-    except ValueError as error:
-        log.problems.append(str(error))
+            raise ValueError("an object is needed")
+        found = list(_answers_of(value, place, sessions))
+    except (ValueError, RecursionError) as error:
+        said = str(error)
+        log.problems.append(said if said.startswith(place) else f"{place}: {said}.")
         return
     log.answers += found
     log.without += not found
 
 
-def _answers_of(row: Mapping[str, Any], place: str, session: _Session) -> Iterator[LoggedAnswer]:
+def _distinct(answers: list[LoggedAnswer]) -> list[LoggedAnswer]:
+    """Tells answers with one id apart by their number."""
+    count = Counter(one.id for one in answers)
+    seen = Counter[str]()
+    found = []
+    for one in answers:
+        seen[one.id] += 1
+        found.append(replace(one, id=f"{one.id} ({seen[one.id]})") if count[one.id] > 1 and not one.suite else one)
+    return found
+
+
+def _answers_of(row: Mapping[str, Any], place: str, sessions: AgentSessions) -> Iterator[LoggedAnswer]:
     """Yields the answers of one line."""
-    identity = next((str(row[key]) for key in ("id", "_id", "custom_id", "request_id") if row.get(key)), place)
-    said = session.read(row)
-    if said is not None:
-        yield from (LoggedAnswer(place, *one) for one in said)
+    if sessions.knows(row):
+        said = sessions.read(row)
+        if said is not None:
+            yield LoggedAnswer(place, said.messages, said.answer, end=said.end)
         return
-    request = _inner(row, "request")
-    if request is None:
-        request = row
+    identity = next((f"{row[key]}" for key in IDS if row.get(key) not in (None, "")), place)
+    request = _request_of(row)
     if not any(key in request for key in PROMPTS):
-        raise ValueError(f"{place}: found {', '.join(map(str, row)) or 'nothing'}. Known are {FORMS}.")
-    prompt = _prompt_of(request, place)
+        raise ValueError(f"found {', '.join(map(str, row)) or 'nothing'}. Known are {FORMS}")
+    prompt = _prompt_of(request)
     key = next((key for key in ANSWERS if key in row), None)
     if key is not None:
-        answer = _ids(row[key]) or _answer_of(_inner(row, key))
+        answer = _ids(row[key]) or response_text(_body(_parsed(row[key])))
         if answer:
             yield LoggedAnswer(identity, prompt, answer, str(row.get("suite", "")))
     elif "messages" in request:
         yield from _turns(identity, prompt)
     else:
-        raise ValueError(f"{place}: a prompt without an answer. Give it as {', '.join(ANSWERS[:-1])} or {ANSWERS[-1]}.")
+        raise ValueError(f"a prompt without an answer. Give it as {', '.join(ANSWERS[:-1])} or {ANSWERS[-1]}")
 
 
 def _turns(identity: str, messages: Any) -> Iterator[LoggedAnswer]:
     """Yields each of the assistant's messages as an answer to those before it."""
     for place, message in enumerate(messages):
         if message["role"] == "assistant" and place and message["content"]:
-            yield LoggedAnswer(f"{identity}, message {place + 1}", messages[:place], message["content"])
+            yield LoggedAnswer(f"{identity}, message {place + 1}", messages, message["content"], end=place)
 
 
-def _inner(row: Mapping[str, Any], name: str) -> Any:
-    """Returns a request or a response, which may lie in a body; None if there is none."""
-    found = row.get(name)
-    if name == "request" and found is None and isinstance(row.get("body"), Mapping):
-        found = row["body"]
-    if isinstance(found, Mapping) and isinstance(found.get("body"), Mapping):
-        found = found["body"]
-    return found
+def _request_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the request of a row, which is the row itself if it has none."""
+    found = _body(_parsed(row.get("request", row.get("body"))))
+    return found if isinstance(found, Mapping) else row
 
 
-def _prompt_of(request: Mapping[str, Any], place: str) -> str | Messages | list[int]:
-    """Returns the prompt of a request in any API's form."""
+def _body(value: Any) -> Any:
+    if isinstance(value, Mapping) and isinstance(value.get("body"), Mapping):
+        return value["body"]
+    return value
+
+
+def _parsed(value: Any) -> Any:
+    """Returns an object that a database kept as text; anything else as it is."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            found = json.loads(value)
+        except ValueError:
+            return value
+        if any(key in found for key in (*PROMPTS, "choices", "content", "output")):
+            return found
+    return value
+
+
+def _prompt_of(request: Mapping[str, Any]) -> str | Messages | list[int]:
+    """Returns the prompt of a request in any API's form; its tools come first, as JSON."""
+    first: Messages = []
+    if request.get("tools"):
+        first.append({"role": "system", "content": json.dumps(request["tools"])})
+    for name in ("system", "instructions"):
+        if request.get(name):
+            first.append({"role": "system", "content": text_of(request[name])})
     if "messages" in request:
-        first = [{"role": "system", "content": text_of(request["system"])}] if request.get("system") else []
-        return [*first, *map(_message, _list(request["messages"], f"{place}, messages"))]
+        return [*first, *messages_of(request["messages"])]
     prompt = request.get("prompt", request.get("input"))
     if isinstance(prompt, str):
-        if request.get("instructions"):
-            return [_said("system", request["instructions"]), _said("user", prompt)]
-        return prompt
-    ids = _ids(prompt)
-    if ids:
-        return ids
-    items = [_message(item) for item in _list(prompt, f"{place}, prompt")]
-    if request.get("instructions"):
-        items.insert(0, _said("system", request["instructions"]))
-    return items
+        return [*first, message_of({"role": "user", "content": prompt})] if first else prompt
+    return _ids(prompt) or [*first, *messages_of(prompt)]
 
 
 def _ids(value: Any) -> list[int]:
     """Returns token ids; nothing if it is something else."""
-    if isinstance(value, list) and value and all(type(token) is int and token >= 0 for token in value):
+    if isinstance(value, list) and value and all(type(token) is int for token in value):
+        if min(value) < 0:
+            raise ValueError(f"found the token id {min(value)}; ids are 0 or more")
         return value
     return []
-
-
-def _list(value: Any, where: str) -> Sequence[Any]:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{where}: text, messages or token ids are needed.")
-    return value
-
-
-def _said(role: str, content: Any) -> dict[str, str]:
-    return {"role": role, "content": text_of(content)}
-
-
-def _message(item: Any) -> dict[str, str]:
-    """Returns a message or an item of any API; calls and their results are text."""
-    if not isinstance(item, Mapping):
-        return _said("user", item)
-    role = item.get("role")
-    if role not in SPEAKERS:
-        is_result = str(item.get("type", "")).endswith("_output")
-        role = "tool" if is_result else "assistant"
-    return _said(role, item)
-
-
-def _answer_of(response: Any) -> str:
-    """Returns the text of a response in any API's form."""
-    if isinstance(response, Mapping):
-        choices = response.get("choices")
-        if isinstance(choices, list) and choices:
-            first = choices[0]
-            return text_of(first.get("message", first.get("text")))
-        return text_of(response.get("output", response))
-    return text_of(response)
-
-
-# Fields of a message, a part of one, or an item, whose texts the model wrote or read, in order.
-WRITTEN = (
-    "reasoning_content",
-    "thinking",
-    "summary",
-    "text",
-    "content",
-    "name",
-    "arguments",
-    "input",
-    "output",
-    "function",
-    "tool_calls",
-)
-
-
-def text_of(value: Any) -> str:
-    """Returns the texts of a message, its parts, calls and results, one after the other."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return "\n".join(filter(None, map(text_of, value)))
-    if not isinstance(value, Mapping):
-        return ""
-    texts = []
-    for name in WRITTEN:
-        part = value.get(name)
-        is_json = name in ("arguments", "input") and isinstance(part, Mapping)
-        texts.append(json.dumps(part) if is_json else text_of(part))
-    return "\n".join(filter(None, texts))
-
-
-class _Session:
-    """An agent's session, a line for each message."""
-
-    def __init__(self) -> None:
-        self.messages: Messages = []
-
-    def read(self, row: Mapping[str, Any]) -> list[tuple[Messages, str]] | None:
-        """Reads a line of a session; None if it is none.
-
-        A message's parts come in several lines, each of which is an answer to all before it.
-        """
-        payload = row.get("payload")
-        if isinstance(payload, Mapping) and "type" in row:  # Codex
-            if row["type"] != "response_item":
-                return []
-            return self._said(_message(payload))
-        message = row.get("message")
-        if isinstance(message, Mapping) and "role" in message and "type" in row:  # Claude Code
-            return self._said(_message(message))
-        if "sessionId" in row or row.get("type") in ("summary", "file-history-snapshot", "session_meta"):
-            return []
-        return None
-
-    def _said(self, message: dict[str, str]) -> list[tuple[Messages, str]]:
-        before = list(self.messages)
-        if not message["content"]:
-            return []
-        self.messages.append(message)
-        if message["role"] == "assistant" and before:
-            return [(before, message["content"])]
-        return []

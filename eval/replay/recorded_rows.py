@@ -55,6 +55,9 @@ class RecordedRows:
             position: That of the tree's root.
             following: The committed tokens after the root.
         """
+        if not self.rows:
+            nothing = np.empty((0, WIDTH))
+            return _with_rows(seen, nothing.astype(np.int32), nothing.astype(np.float32), [])
         known = {
             node: self.rows[key] for node, key in enumerate(places(seen.tree, position, following)) if key in self.rows
         }
@@ -62,12 +65,17 @@ class RecordedRows:
         probabilities = np.empty((len(known), WIDTH), np.float32)
         for place, row in enumerate(known.values()):
             ids[place], probabilities[place] = row
-        return replace(
-            seen,
-            topk=torch.from_numpy(ids),
-            topk_probabilities=torch.from_numpy(probabilities),
-            ranked=torch.tensor(list(known), dtype=torch.int64),
-        )
+        return _with_rows(seen, ids, probabilities, list(known))
+
+
+def _with_rows(seen: Observation, ids: np.ndarray, probabilities: np.ndarray, nodes: list[int]) -> Observation:
+    """Returns the observation with the rows of these nodes."""
+    return replace(
+        seen,
+        topk=torch.from_numpy(ids),
+        topk_probabilities=torch.from_numpy(probabilities),
+        ranked=torch.tensor(nodes, dtype=torch.int64),
+    )
 
 
 def places(tree: ProposalTree, position: int, following: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:

@@ -69,7 +69,7 @@ class Replayed:
 
 
 class StepPrices:
-    """Seconds of steps by a table of costs; prefixes are rounded to 64 tokens.
+    """Seconds of steps by a table of costs; prefixes are rounded down to 64 tokens.
 
     Attributes:
         costs: The table.
@@ -81,9 +81,9 @@ class StepPrices:
 
     def verify(self, rows: int, prefix: int) -> float:
         """Returns the seconds of a pass."""
-        key = rows, prefix // 64
+        key = rows, prefix // 64 * 64
         if key not in self._passes:
-            self._passes[key] = self.costs.verify(rows, prefix)
+            self._passes[key] = self.costs.verify(*key)
         return self._passes[key]
 
     def draft(self, prefix: int) -> float:
@@ -94,7 +94,9 @@ class StepPrices:
         """Returns the seconds of all steps, with the table's host time, or else that of this processor."""
         passes = sum(self.verify(step.rows, step.prefix) for step in replayed.steps)
         drafts = sum(self.draft(step.prefix) for step in replayed.steps if step.drafted)
-        host = self.costs.host * len(replayed.steps) if self.costs.host else replayed.host
+        host = replayed.host
+        if self.costs.key:  # measured by `longgraft costs`, which knows the rest of a step
+            host = self.costs.host * len(replayed.steps)
         return passes + drafts + host
 
     def plain(self, answer: RecordedAnswer) -> float:
@@ -130,7 +132,8 @@ class Replay:
         costs = self.costs
         if self.costs.levels:
             costs = replace(self.costs, host=StepPrices(self.costs).draft(0))  # the price of a proposal without levels
-        parts: Any = Parts(None, costs=LiveCosts(costs, frozen=True))  # type: ignore[arg-type]
+        target: Any = _NoModel(method)
+        parts = Parts(target, costs=LiveCosts(costs, frozen=True))
         if not found.needs:
             return built(found, parts, fixed is None), budget
         parts = replace(parts, source=self._drafter, choices=found.choices)
@@ -175,6 +178,16 @@ class Replay:
             found.host += time.thread_time() - began
             found.steps.append(step)
         return found
+
+
+class _NoModel:
+    """Stands for the target; a method that asks it for something cannot be replayed."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(f"{self._method} needs a model, so a log is not enough to replay it. Leave it out.")
 
 
 def replayed(replay: Replay, method: str, answers: Iterable[RecordedAnswer]) -> list[Replayed]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from longgraft.eval.replay.estimate import Estimate, Estimated
+from longgraft.eval.replay.estimate import SHORTEST, Estimate, Estimated
 from longgraft.eval.reports.panels import pyplot, side_by_side, style_of
 from longgraft.eval.reports.tables import length_name, number, section
 from longgraft.eval.statistics import Mean
@@ -30,7 +30,9 @@ def groups(estimate: Estimate) -> Iterator[tuple[str, list[int]]]:
             if len(one.answer.prompt) >= begin and (end is None or len(one.answer.prompt) < end)
         ]
         if places:
-            name = f"{length_name(begin)} to {length_name(end)}" if end else f"from {length_name(begin)}"
+            name = f"from {length_name(begin)}"
+            if end:
+                name = f"{length_name(begin) if begin else '0'} to {length_name(end)}"
             yield name, places
         begin = end or begin
     yield "all", list(range(len(estimate.answers)))
@@ -42,8 +44,8 @@ def tables(estimate: Estimate) -> list[str]:
     lines = []
     for name, places in groups(estimate):
         chosen = [estimate.answers[place] for place in places]
-        lines.append([name, str(len(chosen)), f"{_copied(chosen):.0%}"])
-        lines[-1] += [f"{_tokens_per_step(chosen, method, first):.2f}" for method in estimate.methods]
+        figures = [f"{_tokens_per_step(chosen, method, first):.2f}" for method in estimate.methods]
+        lines.append([name, str(len(chosen)), f"{_copied(chosen):.0%}", *figures])
     head = ["prompt tokens", "answers", "copied", *estimate.methods]
     parts = section(f"Tokens per step (budgets by the costs of {first}).\n", head, lines)
     for costs, prices in estimate.prices.items():
@@ -55,6 +57,8 @@ def tables(estimate: Estimate) -> list[str]:
         ]
         title = f"\nTimes plain decoding by {costs}: {prices.costs.source}.\n"
         parts += section(title, ["prompt tokens", *speeds], lines)
+    if estimate.short:
+        parts.append(f"\n{estimate.short:,} more answers have fewer than {SHORTEST} tokens and do not count.")
     return [*parts, f"\n{ABOUT_ORACLE}"]
 
 
@@ -129,8 +133,8 @@ def as_dict(estimate: Estimate) -> dict[str, Any]:
         )
     return {
         "answers": rows,
-        "of": estimate.of,
-        "shorter": estimate.short,
+        "long_enough": estimate.of,
+        "too_short": estimate.short,
         "costs": {name: prices.costs.source for name, prices in estimate.prices.items()},
     }
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +20,7 @@ from longgraft.config.options import Checked, option
 if TYPE_CHECKING:
     from longgraft.budget.cost_model import Costs
     from longgraft.engine.encoder import Encoder
-    from longgraft.eval.replay.recorded_answer import RecordedAnswer
+    from longgraft.eval.replay.logs import LoggedAnswer
     from longgraft.eval.replay.replay import Replay
 
 estimating = typer.Typer()
@@ -51,6 +51,11 @@ class EstimateOptions(Checked):
     plot: str | None = option(None, "New picture, such as .png or .svg", none="no picture", metavar="FILE")
     as_json: bool = option(False, "One object on stdout: each answer's figures, by id", flag="--json")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.explain is not None and self.plot is not None:
+            raise ValueError("--explain prints the steps of one answer and draws nothing. Leave --plot out.")
+
 
 @command(
     estimating,
@@ -69,45 +74,79 @@ def estimate(
 
     The text's methods are replayed on the answers. Their times come from tables of costs. Texts stay here.
     """
-    from longgraft.eval.replay.estimate import estimate, tokens_of
+    from longgraft.eval.replay.estimate import Sampling, Sessions, estimate
     from longgraft.eval.replay.logs import read_log
     from longgraft.eval.replay.machines import costs_of
     from longgraft.eval.reports.log_estimate import as_dict, draw, sentences, tables
 
+    _check_methods(options.methods, log)
     picture = None if options.plot is None else new_file(options.plot)
     costs = {name: costs_of(name) for name in options.costs}
     read = read_log(log)
-    for problem in read.problems[:BAD_LINES]:
-        say(f"left out: {problem}")
-    if len(read.problems) > BAD_LINES:
-        say(f"left out: {len(read.problems) - BAD_LINES} more lines")
-    answers = tokens_of(read.answers, _encoder(options.tokenizer), options.max_new_tokens)
+    _say_problems(read.problems)
+    if read.without:
+        say(f"{read.without:,} lines hold no answer")
+    encoder = _encoder(options.tokenizer)
     if options.explain is not None:
-        return _explain(answers, options, next(iter(costs.values())), log)
-    found = estimate(answers, options.methods, costs, options.answers, _bar, lambda table: _recorded(table, log))
+        return _explain(read.answers, encoder, options, next(iter(costs.values())), log)
+    sessions = Sessions(options.methods, costs, lambda table: _recorded(table, log))
+    sampling = Sampling(options.answers, options.max_new_tokens)
+    found = estimate(read.answers, encoder, sampling, sessions, _bar)
+    _say_problems(found.problems)
     if picture is not None:
         draw(found, picture)
     if options.as_json:
-        print(json.dumps(as_dict(found) | {"bad_lines": len(read.problems)}))
+        left_out = len(read.problems) + len(found.problems)
+        print(json.dumps(as_dict(found) | {"left_out": left_out, "without_answer": read.without}))
         return
     print("\n".join([*tables(found), "", *sentences(found)]))
 
 
-def _explain(answers: Sequence[RecordedAnswer], options: EstimateOptions, costs: Costs, log: Path) -> None:
+def _check_methods(methods: Sequence[str], log: Path) -> None:
+    """Raises ValueError for a method that needs a head, unless a drafter's proposals lie beside the log."""
+    from longgraft.config.method_syntax import split
+    from longgraft.methods.find import find
+
+    if not methods:
+        raise ValueError(f"No method was given. Give --methods {HEADLESS}.")
+    for method in methods:
+        name = split(method)[0]
+        if find(name).needs and not log.with_suffix(".drafts").is_dir():
+            raise ValueError(
+                f"{name} needs a head, whose drafts are not known to a log. Leave it out, or record drafts beside the "
+                "log (python -m benchmarks.recorded_rows)."
+            )
+
+
+def _say_problems(problems: Sequence[str]) -> None:
+    for problem in problems[:BAD_LINES]:
+        say(f"left out: {problem}")
+    if len(problems) > BAD_LINES:
+        say(f"left out: {len(problems) - BAD_LINES:,} more lines")
+
+
+def _explain(
+    logged: Sequence[LoggedAnswer], encoder: Encoder, options: EstimateOptions, costs: Costs, log: Path
+) -> None:
     """Prints what decided each step of one answer, replayed as the first of its session."""
     from longgraft.budget.controller import Controller, Decision
     from longgraft.budget.step_explanations import explained, explanation_table
+    from longgraft.eval.replay.estimate import LogEncoder
 
-    chosen = next((one for one in answers if one.id == options.explain), None)
-    if chosen is None:
+    one = next((one for one in logged if one.id == options.explain), None)
+    if one is None:
         raise ValueError(f"No answer of {log} is named {options.explain!r}. --json lists their names.")
     replay = _recorded(costs, log)
     proposer, budget = replay.proposer(options.methods[0])
     if not isinstance(proposer, Controller):
         raise ValueError(f"--explain: {options.methods[0]} decides nothing by costs. Give --methods {HEADLESS}.")
+    encoding = LogEncoder(encoder)
+    answer = encoding.recorded(one, encoding.answer(one, options.max_new_tokens))
+    if answer is None or len(answer.answer) < 2:
+        raise ValueError(f"{options.explain} has no step. {' '.join(encoding.problems)}".rstrip())
     decisions: list[Decision] = []
     proposer.explain = decisions.append
-    steps = replay.decoded(proposer, budget, chosen).steps
+    steps = replay.decoded(proposer, budget, answer).steps
     rows = explained(decisions, [step.tokens - 1 for step in steps])
     print(json.dumps(rows) if options.as_json else explanation_table(rows))
 
@@ -135,7 +174,7 @@ def _recorded(costs: Costs, log: Path) -> Replay:
     )
 
 
-def _bar(answers: Iterable[RecordedAnswer], count: int) -> Iterable[RecordedAnswer]:
+def _bar(answers: Sequence[Any]) -> Iterable[Any]:
     from tqdm import tqdm
 
-    return tqdm(answers, total=count, unit=" answers", disable=not sys.stderr.isatty())
+    return tqdm(answers, unit=" answers", disable=not sys.stderr.isatty())
