@@ -185,7 +185,7 @@ def test_steps_are_explained_where_the_method_chooses_what_they_spend(pair, cli)
     assert all(bool(step["refused"]) == (step["nodes"] == 0) for step in steps)
     assert "| token | known | its price |" in cli(*ask(pair, "--method", "graft-x-text", "--explain-steps"))[2]
     code, _, err = cli(*ask(pair, "--method", "graft-x-text", "--budget", "8", "--explain-steps"))
-    assert code == 2 and "Leave --budget out, and choose graft-x or graft-x-text" in err
+    assert code == 2 and "Choose graft-x or graft-x-text, and leave --budget out" in err
 
 
 def test_an_answer_of_one_token_has_no_speed(pair, cli):

@@ -284,7 +284,8 @@ def test_a_decision_tells_why_nothing_is_proposed(text, seconds, refused):
 def test_a_decision_names_the_credit_where_a_step_could_lose_more():
     controller = choosing(Ranks(KNOWN))
     controller.estimates.answer.saved = -9.0
-    assert told(controller).refused == "beyond the credit"
+    decision = told(controller)
+    assert (decision.refused, decision.nodes, decision.best) == ("beyond the credit", 0, 2)
 
 
 def test_a_drafter_goes_on_by_how_often_its_best_guess_was_right():

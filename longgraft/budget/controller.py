@@ -7,6 +7,7 @@ decodes in c seconds now.  The controller's choices never change the answer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -59,6 +60,7 @@ class Decision:
         known: Probability of the most probable next token, by the memories.
         price: What the first proposed node's probability must exceed.
         ranked: Remembered nodes whose probability exceeds their price.
+        best: Nodes that would gain most, whatever may be lost.
         nodes: Proposed nodes.
         rate: Tokens that the request now decodes in the time of a plain pass.
         credit: Plain passes that the step may be expected to lose.
@@ -70,6 +72,7 @@ class Decision:
     known: float
     price: float
     ranked: int
+    best: int
     nodes: int
     rate: float
     credit: float
@@ -79,14 +82,12 @@ class Decision:
 
     @property
     def refused(self) -> str:
-        """Why nothing is proposed; empty if something is."""
+        """Why no more is proposed: the credit, or why nothing is; empty otherwise."""
+        if self.nodes < self.best:
+            return "beyond the credit"
         if self.nodes:
             return ""
-        if not self.known:
-            return "nothing known"
-        if not self.ranked:
-            return "below its price"
-        return "beyond the credit"
+        return "below its price" if self.known else "nothing known"
 
 
 Together = PlannedTogether[Bid, PricedPass]
@@ -218,9 +219,19 @@ class Controller:
             worth = (1.0 - (known if ranked else 0.0)) * self.estimates.worth
             price = plan.rate * plan.drafted(1)
         token = plan.prices.token
+        (best,) = plan.prices.best([remembered.probabilities[1:]], plan.rate, math.inf)
         self.explain(
             Decision(
-                known, float(floors[1]), ranked, nodes, plan.rate * token, plan.credit / token, worth, price, drafted
+                known,
+                float(floors[1]),
+                ranked,
+                best,
+                nodes,
+                plan.rate * token,
+                plan.credit / token,
+                worth,
+                price,
+                drafted,
             )
         )
 

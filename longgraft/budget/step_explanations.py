@@ -66,4 +66,4 @@ def explanation_table(rows: Sequence[dict[str, Any]]) -> str:
 def _cell(value: str | float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
