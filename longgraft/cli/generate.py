@@ -230,8 +230,8 @@ def _decisions(session: Session) -> list[Decision]:
     controller = session.engine.proposer
     if not isinstance(controller, Controller):
         raise ValueError(
-            f"--explain-steps is for methods that choose what each step spends, and {session.method} does not, or has a "
-            "--budget. Choose graft-x or graft-x-text, and leave --budget out."
+            f"--explain-steps is for methods that choose what each step spends, and {session.method} does not, or has "
+            "a --budget. Choose graft-x or graft-x-text, and leave --budget out."
         )
     decisions: list[Decision] = []
     controller.explain = decisions.append
