@@ -13,7 +13,7 @@ import typer
 
 from longgraft.cli.commands import command
 from longgraft.cli.opening import say
-from longgraft.config.method_roles import HEADLESS
+from longgraft.config.method_roles import ESTIMATED, HEADLESS
 from longgraft.config.new_paths import new_file
 from longgraft.config.options import Checked, option
 
@@ -42,7 +42,7 @@ class EstimateOptions(Checked):
     costs: tuple[str, ...] = option(
         ("zen5", "h100"), "Costs: zen5, zen4, zen3, xeon, h100, or files of the command costs"
     )
-    methods: tuple[str, ...] = option((HEADLESS, "suffix", "pld"), "Methods; the sentences are about the first")
+    methods: tuple[str, ...] = option(ESTIMATED, "Methods; the sentences are about the first")
     answers: int = option(200, "Answers that are replayed; of more, a sample", low=1, high=10**6)
     max_new_tokens: int = option(1024, "Tokens of an answer that count", unit="tokens", low=8, high=10**6)
     explain: str | None = option(

@@ -49,3 +49,4 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     # Thresholds of one suite used on another: Tables 11 and 12.
     "thresholds": ("eagle3",),
 }
+ESTIMATED = (HEADLESS, "suffix", "pld")  # methods that `longgraft estimate` compares: they need no model
