@@ -10,8 +10,7 @@ from benchmarks.peers import llama_cpp_python
 from benchmarks.peers.answers import Setup
 from longgraft.kernels.build import NotBuilt
 from longgraft.memories.continuations import compiled
-from longgraft.plugins.options import TextOptions
-from longgraft.plugins.texts import BYTES
+from longgraft.plugins.options import BYTES, TextOptions
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +68,11 @@ def test_a_proposal_has_the_given_length_and_pays(drafts):
     llama_steps(draft, one)
     assert len(one.drafted) == 3
     assert llama_steps(drafts(options=TextOptions(price=1.0)), copying(1)) == 100
+
+
+def test_a_proposal_without_tokens_is_refused(drafts):
+    with pytest.raises(ValueError, match=r"most is 0\. Give at least 1"):
+        drafts(most=0)
 
 
 def test_an_untried_version_is_named(drafts, caplog):

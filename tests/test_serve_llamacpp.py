@@ -179,6 +179,53 @@ def test_the_tools_of_a_chat_are_counted():
     assert "weather" in characters().decode(found["tokens"])
 
 
+COMPLETING = {"/v1/completions": {"prompt": "a"}, "/completion": {"prompt": "a"}}
+FILLING = {"/infill": {"input_prefix": "a", "input_suffix": ""}}
+CHATTING = {
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 2},
+}
+OPENAI = {"/v1/completions": {"prompt": "a"}} | CHATTING
+SPOKEN = COMPLETING | CHATTING
+ALL = SPOKEN | FILLING
+SAMPLED = {"temperature": 1.0, "top_k": 5}
+
+
+@pytest.mark.parametrize(
+    ("bodies", "given", "harmless"),
+    [
+        (OPENAI, {"n_indent": 4}, {"n_indent": 0}),
+        (OPENAI, {"t_max_predict_ms": 500}, {"t_max_predict_ms": -1}),
+        (OPENAI, {"return_tokens": True}, {"return_tokens": False}),
+        (COMPLETING | FILLING, {"add_special_tokens": False}, {"add_special_tokens": True}),
+        (CHATTING, {"add_special_tokens": True}, {"add_special_tokens": False}),
+        (CHATTING | FILLING, {"suffix": "b"}, {"suffix": ""}),
+        (ALL, {"previous_response_id": "r"}, {"previous_response_id": None}),
+        (ALL, {"truncation": "auto"}, {"truncation": "disabled"}),
+        (ALL, {"repeat_last_n": 64, "repeat_penalty": 1.1}, {"repeat_last_n": 64, "repeat_penalty": 1.0}),
+        (ALL, {"repeat_last_n": 64, "presence_penalty": 1}, {"repeat_last_n": -1, "presence_penalty": 1}),
+        (SPOKEN, {"samplers": ["temperature", "top_k"]} | SAMPLED, {"samplers": "edkypmxt"} | SAMPLED),
+        (
+            COMPLETING | CHATTING,
+            {"samplers": ["temperature"]} | SAMPLED,
+            {"samplers": ["top_k", "temperature"]} | SAMPLED,
+        ),
+        (SPOKEN, {"samplers": "kt", "repeat_penalty": 1.1}, {"samplers": ["infill", "temperature"]}),
+    ],
+)
+def test_fields_are_refused_where_they_are_not_followed(bodies, given, harmless):
+    for path, body in bodies.items():
+        error = called("POST", path, body | given, status=400)["error"]
+        assert (error["param"], error["code"]) == (next(iter(given)), "unsupported_parameter"), path
+        called("POST", path, body | harmless)
+
+
+def test_samplers_of_an_editor_are_ignored_where_it_sends_them():
+    ((path, body),) = FILLING.items()
+    called("POST", path, body | {"samplers": ["top_k", "top_p", "infill"], "temperature": 1.0})
+
+
 @pytest.mark.parametrize("path", ["/completion", "/infill"])
 @pytest.mark.parametrize("field", ["n", "n_cmpl"])
 def test_several_answers_are_refused_where_there_is_one(path, field):

@@ -55,13 +55,14 @@ def test_an_overflow_has_openais_words(path, body, param, stream):
 def test_an_overflow_has_anthropics_words(text, tokens, stream):
     error = refused(MESSAGES, {"messages": said(text), "max_tokens": 9}, stream)
     assert (error["type"], error["param"]) == ("invalid_request_error", "messages")
-    words = re.fullmatch(r"prompt is too long: (\d+) tokens > 511 maximum", error["message"])
+    words = re.fullmatch(r"prompt is too long: (\d+) tokens > 511 maximum(.*)", error["message"])
     assert words and int(words[1]) == (tokens or int(words[1])) > 511
+    assert words[2] == ("" if tokens else ". Only a part was counted.")
 
 
 def test_a_count_of_too_many_tokens_has_the_models_limit():
     error = refused(f"{MESSAGES}/count_tokens", {"messages": said("a" * 1_200_000)})
-    assert re.fullmatch(r"prompt is too long: 1\d{5} tokens > 511 maximum", error["message"])
+    assert re.match(r"prompt is too long: 1\d{5} tokens > 511 maximum", error["message"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -77,10 +78,14 @@ def test_an_overflow_has_llama_cpps_words(path, body, param, stream):
     error = refused(path, body, stream)
     assert (error["type"], error["param"]) == ("exceed_context_size_error", param)
     assert error["n_prompt_tokens"] >= error["n_ctx"] == 512
-    assert error["message"].startswith("the request exceeds the available context size of 512 tokens")
+    counted = " or more" if path == "/tokenize" else ", and the answer needs one, too"
+    words = f"the request exceeds the available context size of 512 tokens: your {param} resulted in"
+    assert error["message"] == f"{words} {error['n_prompt_tokens']} tokens{counted}. Shorten it."
 
 
-def test_an_overflow_of_the_servers_own_limit_names_this_limit():
-    error = refused(COMPLETIONS, {"prompt": "a" * 31}, max_prompt_tokens=30)
-    assert "is 30 tokens for a prompt here. However, your prompt resulted in 31 tokens. " in error["message"]
-    assert (error["n_prompt_tokens"], error["n_ctx"]) == (31, 31)
+@pytest.mark.parametrize("path", [COMPLETIONS, "/completion"])
+@pytest.mark.parametrize(("length", "found"), [(31, "31 tokens. "), (1000, "tokens or more. ")])
+def test_an_overflow_of_the_servers_own_limit_names_this_limit(path, length, found):
+    error = refused(path, {"prompt": "a" * length}, max_prompt_tokens=30)
+    assert "30 tokens for a prompt here" in error["message"] and found in error["message"]
+    assert error["n_ctx"] == 512 and error["n_prompt_tokens"] > 30

@@ -15,9 +15,9 @@ from toys.levels import stop_without_kernels
 from longgraft.kernels.build import NotBuilt
 from longgraft.memories.continuations import compiled
 from longgraft.plugins import texts as texts_module
-from longgraft.plugins.options import TextOptions
+from longgraft.plugins.options import BYTES, TextOptions
 from longgraft.plugins.text_trees import TextTrees, best_chain
-from longgraft.plugins.texts import BYTES, Texts
+from longgraft.plugins.texts import Texts
 from longgraft.trees.ranked_paths import RankedPaths
 
 LOG = logging.getLogger("test")
@@ -136,12 +136,24 @@ def test_vllms_options_set_the_limits(proposer):
     [
         ({"prize": 1.0}, "no option 'prize'. Its options are price, text_bytes, all_bytes, idle_steps"),
         ({"price": 0}, "option price is 0. Give a positive float"),
+        ({"price": float("nan")}, "option price is nan. Give a positive float"),
         ({"idle_steps": 2.5}, "option idle_steps is 2.5. Give a positive int"),
+        ({"text_bytes": 2 * BYTES - 1}, "option text_bytes is 3,399. Give at least 3,400"),
     ],
 )
 def test_a_wrong_option_is_refused(given, message, proposer):
     with pytest.raises(ValueError, match=message):
         proposer(**given)
+    if "prize" not in given:
+        with pytest.raises(ValueError, match=message):
+            TextOptions(**given)
+
+
+def test_the_smallest_memory_holds_a_token_of_the_prompt():
+    texts = Texts(TextOptions(text_bytes=2 * BYTES))
+    texts.read("a", passage(300))
+    text = texts.get("a")
+    assert text is not None and text.kept == 1
 
 
 def test_an_untried_version_is_named_once_with_those_that_were_tried(proposer, caplog):

@@ -3,7 +3,7 @@
 from llama_cpp import Llama
 from longgraft.plugins.llama_cpp import TextDraft
 
-llama = Llama("MODEL.gguf", n_ctx=8192, draft_model=TextDraft())
+llama = Llama("MODEL.gguf", n_ctx=8192, draft_model=TextDraft(), logits_all=True)
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ class TextDraft(LlamaDraftModel):
     Args:
         most: Most tokens of a proposal.
         options: The price of a token, and limits of the text's memory.
+
+    Raises:
+        ValueError: `most` is below 1.
     """
 
     def __init__(self, most: int = 16, options: TextOptions = ON_A_CPU) -> None:
+        if most < 1:
+            raise ValueError(f"TextDraft's most is {most}. Give at least 1, or leave out draft_model.")
         log = logging.getLogger(__name__)
         warn_if_untried("llama-cpp-python", llama_cpp.__version__, log)
         self.most = most

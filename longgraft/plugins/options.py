@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 # Engines' versions, the newest last.
 TRIED = {"sglang": ("0.5.23",), "vllm": ("0.32.0", "0.33.0"), "llama-cpp-python": ("0.3.36",)}
+BYTES = 1_700  # most bytes of a token: ten contexts, in a table that is at least a quarter full
+LEAST = 2 * BYTES  # a token of the prompt and one of the answer
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,9 @@ class TextOptions:
         text_bytes: Most bytes of one text; the end of a longer one is read.
         all_bytes: Most bytes of all texts; a request that finds no room decodes plainly.
         idle_steps: Steps after which a text that no request asked for is forgotten.
+
+    Raises:
+        ValueError: a value is no positive number, or `text_bytes` holds no text.
     """
 
     price: float = 0.003
@@ -26,19 +33,26 @@ class TextOptions:
     all_bytes: int = 2**32
     idle_steps: int = 64
 
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            kind: Any = type(field.default)
+            if isinstance(value, bool) or not isinstance(value, int | kind) or not 0 < value < math.inf:
+                raise ValueError(f"longgraft's option {field.name} is {value!r}. Give a positive {kind.__name__}.")
+        if self.text_bytes < LEAST:
+            raise ValueError(f"longgraft's option text_bytes is {self.text_bytes:,}. Give at least {LEAST:,}.")
+
     @staticmethod
     def of(given: Mapping[str, float]) -> TextOptions:
         """Returns the options with these values.
 
         Raises:
-            ValueError: a name is unknown, or a value is no positive number.
+            ValueError: a name is unknown, or a value does not fit.
         """
-        kinds = {field.name: type(field.default) for field in fields(TextOptions)}
-        for name, value in given.items():
-            if name not in kinds:
-                raise ValueError(f"longgraft's plug-in has no option {name!r}. Its options are {', '.join(kinds)}.")
-            if isinstance(value, bool) or not isinstance(value, int | kinds[name]) or value <= 0:
-                raise ValueError(f"longgraft's option {name} is {value!r}. Give a positive {kinds[name].__name__}.")
+        known = [field.name for field in fields(TextOptions)]
+        for name in given:
+            if name not in known:
+                raise ValueError(f"longgraft's plug-in has no option {name!r}. Its options are {', '.join(known)}.")
         return TextOptions(**given)  # type: ignore[arg-type]
 
 

@@ -13,9 +13,7 @@ import numpy as np
 
 from longgraft.kernels.build import NotBuilt
 from longgraft.memories.continuations import Continuations, compiled, continuations
-from longgraft.plugins.options import TextOptions
-
-BYTES = 1_700  # most bytes of a token: ten contexts, in a table that is at least a quarter full
+from longgraft.plugins.options import BYTES, TextOptions
 
 Tokens = Sequence[int] | np.ndarray
 

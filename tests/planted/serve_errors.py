@@ -33,7 +33,7 @@ MUTATIONS = (
     ),
     Mutation(
         "true is 1",
-        "request_fields:_same",
+        "unsupported_fields:_same",
         "value == neutral and isinstance(value, bool) == isinstance(neutral, bool)",
         "value == neutral",
         "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong",

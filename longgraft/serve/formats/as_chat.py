@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from longgraft.serve.formats.logit_fields import LogitFields
-from longgraft.serve.formats.request_fields import ChatRequest, Unsupported
+from longgraft.serve.formats.request_fields import ChatRequest
+from longgraft.serve.formats.unsupported_fields import Unsupported
 from longgraft.serve.request_body import invalid
 
 # Fields of chats that only the answers of /v1/chat/completions have, with the values that change nothing.

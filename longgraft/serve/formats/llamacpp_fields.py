@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from longgraft.serve.formats.request_fields import AnswerRequest, TokenIds, Unsupported
+from longgraft.serve.formats.request_fields import AnswerRequest, TokenIds
+from longgraft.serve.formats.unsupported_fields import Unsupported
 
 PIECES = 256  # most pieces of other text; llama.vim sends 16
 

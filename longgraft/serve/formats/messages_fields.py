@@ -13,8 +13,9 @@ from longgraft.serve.formats.as_chat import chat_of, may_constrain
 from longgraft.serve.formats.contents import MESSAGES, THOUGHTS, notes_on_hosted, text_of
 from longgraft.serve.formats.errors import MOST_PARAM, shortened
 from longgraft.serve.formats.json_fields import JsonFields, described_by
-from longgraft.serve.formats.request_fields import STOPS, ChatRequest, Limit, Own, Speculative, Unsupported
+from longgraft.serve.formats.request_fields import STOPS, ChatRequest, Limit, Own, Speculative
 from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name
+from longgraft.serve.formats.unsupported_fields import Unsupported
 
 HOSTED = ("mcp_servers", "container")
 HOSTED_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset")

@@ -25,23 +25,32 @@ class Overflow:
     positions: int
     partly: bool = False
 
+    @property
+    def limit(self) -> str:
+        """The limit in words."""
+        if self.most < self.positions - 1:  # --max-prompt-tokens
+            return f"{self.most} tokens for a prompt here"
+        return f"{self.positions} tokens"
+
+    @property
+    def found(self) -> str:
+        """The length in words."""
+        if self.partly:
+            return f"{self.tokens} tokens or more"
+        if self.most < self.positions - 1:
+            return f"{self.tokens} tokens"
+        return f"{self.tokens} tokens, and the answer needs one, too"
+
 
 class PromptTooLong(ApiError):
     """Agents that recognise this error shorten their conversation; so its numbers have no commas."""
 
     def __init__(self, overflow: Overflow, param: str) -> None:
         """param: the field that was sent"""
-        limit = f"{overflow.positions} tokens"
-        rest = ", and the answer needs one, too"
-        if overflow.most < overflow.positions - 1:  # --max-prompt-tokens
-            limit = f"{overflow.most} tokens for a prompt here"
-            rest = ""
-        if overflow.partly:
-            rest = " or more"
         super().__init__(
             400,
-            f"This model's maximum context length is {limit}. However, your {param} resulted in {overflow.tokens} "
-            f"tokens{rest}. Shorten it.",
+            f"This model's maximum context length is {overflow.limit}. However, your {param} resulted in "
+            f"{overflow.found}. Shorten it.",
             param,
             "context_length_exceeded",
         )
@@ -56,14 +65,14 @@ class PromptTooLong(ApiError):
         body = super().body_at(path)
         tokens = self.overflow.tokens
         if path.removeprefix("/v1").startswith("/messages"):
-            body["error"]["message"] = f"prompt is too long: {tokens} tokens > {self.overflow.most} maximum"
+            more = ". Only a part was counted." if self.overflow.partly else ""
+            body["error"]["message"] = f"prompt is too long: {tokens} tokens > {self.overflow.most} maximum{more}"
             return body
-        context = self.overflow.most + 1
-        body["error"] |= {"n_prompt_tokens": tokens, "n_ctx": context}
+        body["error"] |= {"n_prompt_tokens": tokens, "n_ctx": self.overflow.positions}  # as /props says it
         if not path.startswith("/v1/"):
             body["error"] |= {
                 "type": "exceed_context_size_error",
-                "message": f"the request exceeds the available context size of {context} tokens: your {self.param} "
-                f"resulted in {tokens}, and the answer needs one, too. Shorten it.",
+                "message": f"the request exceeds the available context size of {self.overflow.limit}: your {self.param} "
+                f"resulted in {self.overflow.found}. Shorten it.",
             }
         return body

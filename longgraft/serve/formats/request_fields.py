@@ -6,9 +6,8 @@ supported and would change the answer are refused.
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -19,10 +18,10 @@ from longgraft.config.method_roles import PLAIN
 from longgraft.config.settings import SamplingSettings
 from longgraft.engine.encoder import stop_strings
 from longgraft.serve.formats.contents import MESSAGES, ContentParts, Message, text_of
-from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.json_fields import JsonFields, KnownFields, described_by
 from longgraft.serve.formats.logit_fields import LogitFields
 from longgraft.serve.formats.tool_fields import ToolFields
+from longgraft.serve.formats.unsupported_fields import NEUTRAL, Neutral, check_fields, check_samplers, check_span
 
 CHOICES = 16  # most answers of a request
 STOPS = 64  # most stop strings: each is searched for in every piece of text
@@ -31,58 +30,11 @@ DEFAULT_TOKENS = 16  # tokens of a completion without max_tokens: OpenAI's defau
 # Most new tokens; -1: as many as are allowed; 0: the prompt is only read, so that the next is read faster.
 Limit = Annotated[int, Field(ge=-1)]
 RANDOM_SEEDS = (None, -1, 2**32 - 1)  # each request draws its own; llama.cpp's default is the last
-# Values of unsupported fields that change nothing, besides null.
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "n_probs": (0,),
-    "prompt_logprobs": (0,),
-    "dry_multiplier": (0,),
-    "xtc_probability": (0,),
-    "typical_p": (1,),
-    "mirostat": (0,),
-    "dynatemp_range": (0,),
-    "min_tokens": (0,),
-    "use_beam_search": (False,),
-    "n_cmpl": (1,),
-    "grammar_lazy": (False,),
-    "guided_whitespace_pattern": (),
-    "lora": ([],),
-    "image_data": ([],),
-    "multimodal_data": ([],),
-    "length_penalty": (1,),
-    "truncate_prompt_tokens": (),
-    "tools": ([],),
-    "functions": ([],),
-    "audio": (),
-    "modalities": (["text"],),
-    "continue_final_message": (False,),
-    "echo": (False,),
-    "chat_template": (),
-    "documents": ([],),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "top_n_sigma": (0, -1),
-    "adaptive_target": (0, -1),
-    "stop_regex": ([], ""),
-    "logits_processors": ([],),
-    "custom_logit_processor": (),
-}
 # Without fail_fast every item of a list has its own error, and 1 MiB of items takes seconds and 1 GB.
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 
 
 TemplateArguments = Annotated[dict[str, Any], Field(max_length=256)]  # Jinja takes 25 us for each
-
-
-class Unsupported(ApiError):
-    """A field asks for something that is not supported."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(400, message, param, "unsupported_parameter")
 
 
 class Prediction(JsonFields):
@@ -126,6 +78,7 @@ class AnswerRequest(LogitFields):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
     prompt_field: ClassVar[str] = "prompt"  # the field of the prompt, for errors
     default_tokens: ClassVar[int] = -1  # the limit of a request that has none
+    neutral: ClassVar[Neutral] = NEUTRAL
 
     model: str | None = Field(None, description="Any name, because there is one model")
     temperature: float | None = described_by(
@@ -136,6 +89,10 @@ class AnswerRequest(LogitFields):
     top_p: float | None = described_by(SamplingSettings, "top_p")
     top_k: int | None = described_by(SamplingSettings, "top_k")
     min_p: float | None = described_by(SamplingSettings, "min_p")
+    samplers: str | Annotated[list[str], Field(fail_fast=True, max_length=STOPS)] | None = Field(
+        None, description="llama.cpp's: names in its usual order, or letters; others are refused"
+    )
+    repeat_last_n: int | None = Field(None, description="llama.cpp's: -1, or any number without penalties")
     seed: int | None = described_by(SamplingSettings, "seed", "-1, 4294967295 or none: a new seed for each request.")
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=STOPS)] | None = Field(
         None, description=f"Up to {STOPS} strings; the text ends before them"
@@ -162,15 +119,12 @@ class AnswerRequest(LogitFields):
 
     def check_supported(self) -> None:
         """Raises Unsupported if a known field asks for something that is not supported."""
-        for name, value in (self.model_extra or {}).items():
-            if value is None or name not in NEUTRAL:
-                continue
-            if any(_same(value, neutral) for neutral in NEUTRAL[name]):
-                continue
-            remedy = "Leave it out"
-            if NEUTRAL[name]:
-                remedy += f" (or {' or '.join(map(json.dumps, NEUTRAL[name]))})"
-            raise Unsupported(name, f"{name} is not supported here. {remedy}.")
+        check_fields(self.model_extra or {}, self.neutral)
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Raises Unsupported if fields of llama.cpp ask for another sampling."""
+        check_span(self.repeat_last_n, sampling)
+        check_samplers(self.samplers, sampling)
 
     def sampling(self, defaults: SamplingDefaults) -> Sampling:
         """Returns the sampling, which is greedy at temperature 0 whatever the other fields are.
@@ -182,11 +136,13 @@ class AnswerRequest(LogitFields):
             temperature = defaults.temperature
         options = self.logit_options()
         if temperature == 0:
-            return Sampling(**options)
+            sampling = Sampling(**options)
+            self.check_sampling(sampling)
+            return sampling
         seed = self.seed
         if seed in RANDOM_SEEDS:
             seed = secrets.randbits(63)
-        return defaults.sampling(
+        sampling = defaults.sampling(
             {
                 "temperature": temperature,
                 "top_p": self.top_p,
@@ -196,6 +152,8 @@ class AnswerRequest(LogitFields):
                 **options,
             }
         )
+        self.check_sampling(sampling)
+        return sampling
 
     def stops(self) -> tuple[str, ...]:
         """Returns the stop strings; raises ValueError for an empty one."""
@@ -298,6 +256,8 @@ class ChatRequest(AnswerRequest, ToolFields):
     """A request to /v1/chat/completions."""
 
     prompt_field: ClassVar[str] = "messages"
+    # A chat's template writes the special tokens.
+    neutral: ClassVar[Neutral] = NEUTRAL | {"add_special_tokens": (False,)}
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     chat_template_kwargs: TemplateArguments | None = Field(None, description="For the model's template")
@@ -321,8 +281,3 @@ class ChatRequest(AnswerRequest, ToolFields):
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
         return options
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    """Compares a value with a neutral one; True is not 1 here."""
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

@@ -12,7 +12,7 @@ from longgraft.serve.formats.as_chat import chat_of, may_constrain
 from longgraft.serve.formats.contents import MESSAGES, THOUGHTS, ContentParts, notes_on_hosted, text_of
 from longgraft.serve.formats.errors import MOST_PARAM, ApiError, shortened
 from longgraft.serve.formats.json_fields import JsonFields, described_by
-from longgraft.serve.formats.request_fields import ChatRequest, Limit, Own, Speculative, Unsupported
+from longgraft.serve.formats.request_fields import ChatRequest, Limit, Own, Speculative
 from longgraft.serve.formats.responses_tools import (
     COMMAND,
     INPUT,
@@ -26,6 +26,7 @@ from longgraft.serve.formats.responses_tools import (
     offered,
 )
 from longgraft.serve.formats.tool_fields import MOST_TOOLS
+from longgraft.serve.formats.unsupported_fields import Unsupported
 
 TEXTS = ("input_text", "output_text", "text", "refusal")
 LOGPROBS = "message.output_text.logprobs"  # in `include`

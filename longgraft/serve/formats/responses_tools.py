@@ -12,8 +12,8 @@ from pydantic_core import from_json
 from longgraft.serve.formats.blocks import AnswerBlock
 from longgraft.serve.formats.errors import MOST_PARAM, shortened
 from longgraft.serve.formats.json_fields import JsonFields
-from longgraft.serve.formats.request_fields import Unsupported
 from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name
+from longgraft.serve.formats.unsupported_fields import Unsupported
 
 Fields = dict[str, Any]
 Kind = Literal["function", "custom", "local_shell"]

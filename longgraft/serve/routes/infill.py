@@ -2,7 +2,7 @@
 
 Text of other files is laid out before the file in the model's format (`completion/prompt/layout.py`).  Text
 that does not fit is a prediction, and so is the suffix if the model has no fill-in-the-middle tokens.
-llama.cpp's samplers are ignored: the sampling fields are those of all requests.
+llama.cpp's `samplers` are ignored, because editors send some that only it has (docs/editors.md).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.prompt.layout import CompletionPrompt
 from longgraft.completion.snippets import Cursor, Snippet
 from longgraft.engine.generation_request import GenerationRequest
@@ -23,6 +24,7 @@ from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.llamacpp_answers import LlamaCppFormat
 from longgraft.serve.formats.llamacpp_fields import PIECES, LlamaCppRequest
+from longgraft.serve.formats.unsupported_fields import check_span
 from longgraft.serve.infill_stops import InfillStop
 from longgraft.serve.prompts import Encoded, prepared
 from longgraft.serve.request_body import BodyRequest, BodyRoute
@@ -57,6 +59,10 @@ class InfillRequest(LlamaCppRequest):
         None, description=f"Other text, the most useful last; {PIECES} pieces at most"
     )
     prompt: str | None = None
+
+    def check_sampling(self, sampling: Sampling) -> None:
+        """Does not look at `samplers`."""
+        check_span(self.repeat_last_n, sampling)
 
     @property
     def cursor(self) -> Cursor:
