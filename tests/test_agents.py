@@ -274,7 +274,7 @@ def test_a_response_with_half_a_call_is_incomplete_though_the_model_ended_it():
         (
             RESPONSES,
             {"input": "Hi", "tools": [*OPENAI_TOOLS, *OPENAI_TOOLS]},
-            "tools",
+            "tools[1]",
             "Two tools have the name weather",
         ),
         (

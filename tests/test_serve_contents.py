@@ -15,6 +15,7 @@ FIELDS = {
 HI = {"role": "user", "content": "Hi"}
 SHORT = {str(tool_tokenizer().convert_tokens_to_ids('"')): 3.0}  # texts end soon
 TAG = str(tool_tokenizer().convert_tokens_to_ids("<tool_call>"))
+WEB = {"type": "web_search"}
 NAMED = [{"type": "function", **tool["function"]} for tool in (WEATHER, STOP)]  # in the form of /v1/responses
 
 
@@ -140,9 +141,10 @@ def test_items_of_hosted_tools_are_ignored_with_a_note(item):
 )
 def test_blocks_of_hosted_tools_are_ignored_with_a_note(block):
     said = [{"type": "text", "text": "Ho"}]
-    wanted, found = (
-        asked(MESSAGES, [HI, {"role": "assistant", "content": content}, HI]) for content in (said, [block, *said])
-    )
+    replied = {"role": "assistant", "content": [block, *said]}
+    again = {"role": "user", "content": [block, {"type": "text", "text": "Hi"}]}
+    wanted = asked(MESSAGES, [HI, {"role": "assistant", "content": said}, HI])
+    found = asked(MESSAGES, [HI, replied, {"role": "user", "content": [block]}, again])
     assert found["usage"] == wanted["usage"] and "notes" not in wanted["longgraft"]
     note = f"{block['type']} in messages is ignored: its tool runs on Anthropic's servers."
     assert found["longgraft"]["notes"] == [note]
@@ -167,7 +169,22 @@ def test_an_item_that_cannot_be_read_is_refused_by_its_place(item, param, part):
 def test_two_tools_with_one_name_are_refused_by_that_name(path):
     tools = {CHAT: [STOP, STOP], MESSAGES: [{"name": "stop", "input_schema": {}}] * 2, RESPONSES: NAMED[1:] * 2}
     error = refused(path, [HI], tools=tools[path])
-    assert error["param"] == "tools" and error["message"] == "Two tools have the name stop. Give each its own."
+    assert error["message"] == "Two tools have the name stop. Give each its own."
+    assert (error["param"], error["code"]) == ("tools[1]", None)
+
+
+@pytest.mark.parametrize(
+    ("path", "first", "param"),
+    [
+        ("/apply-template", STOP, "tools[1]"),
+        ("/tokenize", STOP, "tools[1]"),
+        (f"{MESSAGES}/count_tokens", {"type": "web_search_20250305", "name": "stop"}, "tools[2]"),
+        (RESPONSES, {"type": "namespace", "name": "n", "tools": NAMED[1:] * 2}, "tools[0].tools[1]"),
+    ],
+)
+def test_the_second_of_two_equal_names_is_found_by_its_place(path, first, param):
+    body = {"messages": [HI], "input": "Hi", "tools": [first, STOP, STOP]}
+    assert post(path, body, 400)["error"]["param"] == param
 
 
 @pytest.mark.parametrize(
@@ -238,22 +255,28 @@ def test_only_allowed_tools_are_called_and_all_are_shown(path, choice):
             "tool_choice.tools[0]",
             "which is not known here",
         ),
+        (RESPONSES, {"type": "allowed_tools", "mode": "required", "tools": [WEB]}, "tool_choice", "there are no tools"),
         (MESSAGES, {"type": "tool", "name": "no"}, "tool_choice", "names no, which is not among"),
+        (MESSAGES, {"type": "tool", "name": "web_search"}, "tool_choice", "web_search, which runs on Anthropic's"),
     ],
 )
 def test_a_choice_of_tools_that_cannot_be_made_is_refused(path, choice, param, part):
-    tools = {CHAT: [WEATHER], MESSAGES: [{"name": "weather", "input_schema": CITY}], RESPONSES: NAMED[:1]}
+    hosted = {"type": "web_search_20250305", "name": "web_search"}
+    tools = {CHAT: [WEATHER], MESSAGES: [{"name": "weather", "input_schema": CITY}, hosted], RESPONSES: NAMED[:1]}
     error = refused(path, [HI], tools=tools[path], tool_choice=choice)
     assert error["param"] == param and part in error["message"]
 
 
 def test_hosted_tools_among_the_allowed_ones_are_ignored_as_among_the_tools():
     choice = response_choice("required", "stop")
-    choice["tools"].append({"type": "web_search"})
-    body = {"tools": [*NAMED, {"type": "web_search"}], "tool_choice": choice, "parallel_tool_calls": False}
+    choice["tools"].append(WEB)
+    body = {"tools": [*NAMED, WEB], "tool_choice": choice, "parallel_tool_calls": False}
     answer = asked(RESPONSES, [HI], **body | {"max_output_tokens": 120})
     assert [item["name"] for item in answer["output"]] == ["stop"]
-    assert answer["longgraft"]["notes"] == ["tools[2] is ignored: web_search runs on OpenAI's servers."]
+    places = ("tools[2]", "tool_choice.tools[1]")
+    assert answer["longgraft"]["notes"] == [
+        f"{place} is ignored: web_search runs on OpenAI's servers." for place in places
+    ]
 
 
 def test_the_local_shell_can_be_chosen():

@@ -114,7 +114,7 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
             "is not known here. Leave it out.",
         ),
         ({"prompt": "a", "presence_penalty": 3}, "presence_penalty", "it must be a number from -2 to 2"),
-        ({"prompt": "a", "logit_bias": {"x": True}}, "logit_bias.x", "a valid number"),
+        ({"prompt": "a", "logit_bias": {"x": True}}, "logit_bias.x", "a valid number, or false."),
         ({"prompt": "a", "logit_bias": {"96": 1}}, "logit_bias", "logit_bias holds 96"),
         ({"prompt": "a", "logprobs": 21, "echo": True}, "logprobs", "logprobs is 21"),
         ({"prompt": "a", "n": 17}, "n", "less than or equal to 16"),

@@ -167,10 +167,20 @@ def input_tokens(usage: dict) -> int:
 @pytest.mark.parametrize(
     "path", ["/apply-template", "/tokenize", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"]
 )
-@pytest.mark.parametrize("field, value", [("continue_final_message", True), ("chat_template", "{{ messages }}")])
+@pytest.mark.parametrize(
+    "field, value",
+    [("continue_final_message", True), ("chat_template", "{{ messages }}"), ("add_special_tokens", True)],
+)
 def test_a_field_that_would_change_the_prompt_is_refused_where_it_is_made(path, field, value):
     error = called("POST", path, {"messages": HELLO, "max_tokens": 4, field: value}, status=400)["error"]
     assert error["param"] == field and "is not supported here" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/apply-template", "/tokenize", "/v1/messages/count_tokens"])
+def test_fields_that_cannot_change_a_prompt_are_accepted_where_it_is_only_made(path):
+    answer = {"n": 2, "min_tokens": 3, "logprobs": True, "best_of": 2, "n_indent": 4, "tool_choice": "none"}
+    body = {"messages": HELLO} | (answer if "count" not in path else answer | {"tool_choice": {"type": "none"}})
+    assert called("POST", path, body) == called("POST", path, {"messages": HELLO})
 
 
 def test_the_tools_of_a_chat_are_counted():

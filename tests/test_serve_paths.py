@@ -107,7 +107,8 @@ def test_a_path_of_llama_cpp_that_is_not_claimed_is_501(method, path):
     response = asking(lambda http: http.request(method, path, content=json.dumps({"input": "a"})))
     error = response.json()["error"]
     assert response.status_code == 501 and error["type"] == "not_supported_error"
-    assert error["message"].startswith(f"{path.partition('?')[0].rstrip('/')} is a path of llama.cpp's server, and")
+    assert error["message"].startswith(f"{path.partition('?')[0].rstrip('/')} is not served here. ")
+    assert ("Ollama" in error["message"]) == path.startswith("/api/")
 
 
 def test_a_path_that_nobody_has_is_404():

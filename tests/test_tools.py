@@ -425,7 +425,7 @@ def test_a_call_that_the_limit_cuts_is_text_in_the_whole_answer_and_stays_a_call
     [
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "not among"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"tools": [STOP, STOP]}, "tools", "Two tools have the name stop."),
+        ({"tools": [STOP, STOP]}, "tools[1]", "Two tools have the name stop."),
         (
             {
                 "tools": [

@@ -249,6 +249,7 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[str] | None]:
             f"chat_template_kwargs sets {min(reserved)}, which the server sets itself. Leave it out.",
             "chat_template_kwargs",
         )
+    body.check_names()
     tools, family = _shown(tokenizer, body)
     fields = {"messages": messages, "tools": tools, "chat_template_kwargs": kwargs}
     special = state.special_tokens(body.special_tokens_in_content or state.options.special_tokens_in_content)

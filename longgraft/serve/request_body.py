@@ -185,6 +185,8 @@ def invalid(error: ValidationError, value: Any) -> ApiError:
     reasons = list[str]()
     for detail in meant:
         reason = re.sub(r"^\w+ should | after validation", "", detail["msg"])
+        if detail["type"] == "literal_error":
+            reason = reason.replace("False", "false")  # as JSON writes it
         if detail["type"] == "model_type":
             reason = "be a JSON object"
         if reason not in reasons:

@@ -125,8 +125,8 @@ MUTATIONS = (
     Mutation(
         "a message's hosted tool refuses it",
         "CountTokensRequest.chat_fields",
-        " if not tool.hosted]",
-        "]",
+        " if not tool.hosted}",
+        "}",
         "test_agents.py::test_tools_of_the_provider_are_ignored_with_a_note",
     ),
     Mutation(

@@ -21,6 +21,25 @@ ONLY_CHATS: Mapping[str, tuple[Any, ...]] = {
     "timings_per_token": (False,),
 }
 SAME = dict.fromkeys(("max_completion_tokens", "n_predict"), "max_tokens")  # further names of one field
+# Fields that change the prompt of a chat, or would if they were followed.
+OF_PROMPT = {
+    "add_generation_prompt",
+    "add_special_tokens",
+    "audio",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "conversation",
+    "documents",
+    "functions",
+    "image_data",
+    "multimodal_data",
+    "previous_response_id",
+    "special_tokens_in_content",
+    "tools",
+    "truncate_prompt_tokens",
+    "truncation",
+}
 
 
 def chat_of(fields: Mapping[str, Any], extra: Mapping[str, Any]) -> ChatRequest:
@@ -52,6 +71,11 @@ def chat_of(fields: Mapping[str, Any], extra: Mapping[str, Any]) -> ChatRequest:
         raise invalid(error, body) from error
     chat.check_supported()
     return chat
+
+
+def of_prompt(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the further fields that the prompt depends on; where it is only counted, the others change nothing."""
+    return {name: value for name, value in extra.items() if name in OF_PROMPT}
 
 
 def may_constrain(extra: Mapping[str, Any]) -> bool:

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from longgraft.config.settings import SamplingSettings
-from longgraft.serve.formats.as_chat import chat_of, may_constrain
+from longgraft.serve.formats.as_chat import chat_of, may_constrain, of_prompt
 from longgraft.serve.formats.contents import MESSAGES, THOUGHTS, notes_on_hosted, text_of
 from longgraft.serve.formats.errors import MOST_PARAM, shortened
 from longgraft.serve.formats.json_fields import JsonFields, described_by
 from longgraft.serve.formats.request_fields import STOPS, ChatRequest, Limit, Own, Speculative
-from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name
+from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name, check_names
 from longgraft.serve.formats.unsupported_fields import Unsupported
 
 HOSTED = ("mcp_servers", "container")
@@ -169,7 +169,7 @@ class CountTokensRequest(JsonFields):
 
     def chat(self) -> ChatRequest:
         """Returns the chat; raises ValueError for content that the model cannot read."""
-        return chat_of(self.chat_fields(), self.model_extra or {})
+        return chat_of(self.chat_fields(), of_prompt(self.model_extra or {}))
 
     def chat_fields(self) -> dict[str, Any]:
         """Returns the fields of the chat that the tokens of the prompt depend on, and the choice of a tool."""
@@ -184,11 +184,20 @@ class CountTokensRequest(JsonFields):
         for number, message in enumerate(self.messages):
             turns = _assistant if message.role == "assistant" else _other
             messages += turns(message, f"messages[{number}]")
-        tools = [tool.for_chat(f"tools[{n}]") for n, tool in enumerate(self.tools or ()) if not tool.hosted]
+        tools = {f"tools[{n}]": tool for n, tool in enumerate(self.tools or ()) if not tool.hosted}
+        offered = {place: tool.for_chat(place) for place, tool in tools.items()}
+        names = {place: tool["function"]["name"] for place, tool in offered.items()}
+        check_names(names)
         choice = self.tool_choice or ToolChoice(type="auto")
+        hosted = [tool.name for tool in self.tools or () if tool.hosted]
+        if choice.type == "tool" and choice.name in hosted and choice.name not in names.values():
+            raise Unsupported(
+                "tool_choice",
+                f"tool_choice asks for {choice.name}, which runs on Anthropic's servers. Choose another tool.",
+            )
         return {
             "messages": messages,
-            "tools": tools or None,
+            "tools": list(offered.values()) or None,
             "tool_choice": choice.for_chat(),
             "parallel_tool_calls": not choice.disable_parallel_tool_use,
         }
@@ -232,6 +241,9 @@ class MessagesRequest(CountTokensRequest):
             return self.output_format
         return self.output_config.format
 
+    def chat(self) -> ChatRequest:
+        return chat_of(self.chat_fields(), self.model_extra or {})
+
     def chat_fields(self) -> dict[str, Any]:
         """Returns all fields of the chat."""
         same = {"max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "speculative", "longgraft"}
@@ -265,5 +277,6 @@ def _other(message: AnthropicMessage, place: str) -> Iterator[dict[str, Any]]:
         if block.type == "tool_result":
             result = text_of(block.content, f"{place}.content[{number}].content")
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": result}
-    if any(block.type != "tool_result" for block in content):
-        yield {"role": message.role, "content": text_of(content, f"{place}.content", skipped=["tool_result"])}
+    skipped = ["tool_result", *(block.type for block in content if block.hosted)]
+    if any(block.type not in skipped for block in content):
+        yield {"role": message.role, "content": text_of(content, f"{place}.content", skipped=skipped)}

@@ -72,7 +72,7 @@ class PromptTooLong(ApiError):
         if not path.startswith("/v1/"):
             body["error"] |= {
                 "type": "exceed_context_size_error",
-                "message": f"the request exceeds the available context size of {self.overflow.limit}: your {self.param} "
-                f"resulted in {self.overflow.found}. Shorten it.",
+                "message": f"the request exceeds the available context size of {self.overflow.limit}: "
+                f"your {self.param} resulted in {self.overflow.found}. Shorten it.",
             }
         return body

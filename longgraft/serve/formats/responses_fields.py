@@ -166,7 +166,16 @@ class ResponsesRequest(JsonFields):
         """Sentences on what is ignored."""
         items = () if isinstance(self.input, str) else self.input
         ignored = [item.type for item in items if item.type and hosted(item.type)]
-        return [*notes_of(self.tools or ()), *notes_on_hosted(ignored, "input", "OpenAI")]
+        allowed = self.tool_choice.tools if isinstance(self.tool_choice, ChosenTools) else ()
+        return [
+            *notes_of(self.tools or ()),
+            *(
+                f"tool_choice.tools[{number}] is ignored: {shortened(tool.type, MOST_PARAM)} runs on OpenAI's servers."
+                for number, tool in enumerate(allowed)
+                if hosted(tool.type)
+            ),
+            *notes_on_hosted(ignored, "input", "OpenAI"),
+        ]
 
     def chat(self) -> ChatRequest:
         """Returns the chat; raises ValueError for content that the model cannot read."""

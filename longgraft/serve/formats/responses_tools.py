@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from longgraft.serve.formats.blocks import AnswerBlock
 from longgraft.serve.formats.errors import MOST_PARAM, shortened
 from longgraft.serve.formats.json_fields import JsonFields
-from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name
+from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name, check_names
 from longgraft.serve.formats.unsupported_fields import Unsupported
 
 Fields = dict[str, Any]
@@ -133,14 +133,11 @@ def offered(tools: Sequence[ResponsesTool]) -> dict[str, Offered]:
 
     Raises:
         Unsupported: a tool cannot be offered.
+        ApiError: two tools have one name.
     """
-    by_name: dict[str, Offered] = {}
-    for tool in _offered(tools, "tools", None):
-        name = tool.function["name"]
-        if name in by_name:
-            raise Unsupported("tools", f"Two tools have the name {name}. Give each its own.")
-        by_name[name] = tool
-    return by_name
+    by_field = dict(_offered(tools, "tools", None))
+    check_names({field: tool.function["name"] for field, tool in by_field.items()})
+    return {tool.function["name"]: tool for tool in by_field.values()}
 
 
 def notes_of(tools: Sequence[ResponsesTool]) -> list[str]:
@@ -155,15 +152,16 @@ def notes_of(tools: Sequence[ResponsesTool]) -> list[str]:
     return notes
 
 
-def _offered(tools: Sequence[ResponsesTool], place: str, namespace: str | None) -> Iterator[Offered]:
+def _offered(tools: Sequence[ResponsesTool], place: str, namespace: str | None) -> Iterator[tuple[str, Offered]]:
+    """Yields (a tool's field, the tool)."""
     for number, tool in enumerate(tools):
         field = f"{place}[{number}]"
         if tool.type == "namespace":
             yield from _offered(tool.tools or (), f"{field}.tools", tool.name)
         elif tool.type == SHELL:
-            yield Offered({"name": SHELL, "description": "Runs a command.", "parameters": COMMAND}, SHELL, SHELL)
+            yield field, Offered({"name": SHELL, "description": "Runs a command.", "parameters": COMMAND}, SHELL, SHELL)
         elif tool.type in ("function", "custom"):
-            yield _named(tool, field, namespace)
+            yield field, _named(tool, field, namespace)
         elif not hosted(tool.type):
             raise Unsupported(
                 f"{field}.type",

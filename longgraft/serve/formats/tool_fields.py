@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -131,12 +130,13 @@ class ToolFields(BaseModel):
     )
     parallel_tool_calls: bool | None = Field(True, description="False: at most one call in an answer")
 
+    def check_names(self) -> None:
+        """Raises ApiError about the second of two tools with one name."""
+        check_names({f"tools[{n}]": tool.function.name for n, tool in enumerate(self.tools or ())})
+
     def callable_tools(self) -> list[Tool]:
         """Returns the tools that the answer may call; raises ValueError about tools that cannot be chosen."""
         names = [tool.function.name for tool in self.tools or ()]
-        for name, count in Counter(names).items():
-            if count > 1:
-                raise ApiError(400, f"Two tools have the name {name}. Give each its own.", "tools")
         choice = self._choice
         for name in choice.names or ():
             if name not in names:
@@ -149,7 +149,9 @@ class ToolFields(BaseModel):
             if choice.names is None or function.name in choice.names:
                 tools.append(Tool(function.name, function.parameters, bool(function.strict or self.must_call)))
         if self.must_call and not tools:
-            raise ValueError("tool_choice is required, and there are no tools. Give tools.")
+            raise ValueError(
+                "tool_choice is required, and there are no tools that the model may call. Give one, and allow it."
+            )
         return tools
 
     @property
@@ -167,3 +169,16 @@ class ToolFields(BaseModel):
         if isinstance(self.tool_choice, BaseModel):
             return self.tool_choice.choice
         return Choice(self.tool_choice or "auto")
+
+
+def check_names(names: Mapping[str, str]) -> None:
+    """Raises ApiError about the second of two tools with one name.
+
+    Args:
+        names: The tools' names by their fields.
+    """
+    known = set[str]()
+    for field, name in names.items():
+        if name in known:
+            raise ApiError(400, f"Two tools have the name {name}. Give each its own.", field)
+        known.add(name)

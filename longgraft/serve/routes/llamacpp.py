@@ -11,10 +11,12 @@ from starlette.requests import Request
 
 from longgraft.completion.prompt.layout import CompletionPrompt
 from longgraft.serve.answer_context import AnswerContext
+from longgraft.serve.formats.as_chat import of_prompt
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.llamacpp_fields import LlamaCppCompletionRequest
 from longgraft.serve.formats.openai_answers import FINGERPRINT
 from longgraft.serve.formats.request_fields import ChatRequest
+from longgraft.serve.formats.unsupported_fields import check_fields
 from longgraft.serve.prompts import Encoded, chat_text, plain_prompt, prepared
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.routes.infill import answered
@@ -22,24 +24,45 @@ from longgraft.serve.routes.openai import check_request
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS
 
-# What this server does not do, and the paths by which llama.cpp's clients ask for it.
+# Paths of other servers that are not claimed, by what to do instead.
 UNCLAIMED: Mapping[str, tuple[str, ...]] = {
-    "makes no embeddings": ("/embedding", "/embeddings", "/v1/embeddings"),
-    "ranks no documents": ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"),
-    "hears no sound": ("/audio/transcriptions", "/v1/audio/transcriptions"),
-    "sets no properties": ("/props",),
-    "saves no places": ("/slots/{id}",),
-    "changes no adapters": ("/lora-adapters",),
-    "loads no other models": ("/models", "/models/load", "/models/unload"),
-    "keeps no streams": ("/v1/streams", "/v1/stream/{id}", "/v1/chat/completions/control"),
-    "counts the tokens of a chat at /tokenize": (
+    "Embeddings are not computed. Ask an embedding model's server.": (
+        "/embedding",
+        "/embeddings",
+        "/v1/embeddings",
+    ),
+    "Documents are not ranked. Ask a server with a reranking model.": (
+        "/rerank",
+        "/reranking",
+        "/v1/rerank",
+        "/v1/reranking",
+    ),
+    "Sound is not transcribed. Send text.": ("/audio/transcriptions", "/v1/audio/transcriptions"),
+    "The server's properties cannot be set. Restart it with other options.": ("/props",),
+    "Slots cannot be saved or erased. Use longgraft prefill to save a prompt.": ("/slots/{id}",),
+    "Adapters cannot be changed. Start a server with the adapter.": ("/lora-adapters",),
+    "Models cannot be loaded or unloaded. Start a server with the other model.": (
+        "/models",
+        "/models/load",
+        "/models/unload",
+    ),
+    "Streams cannot be resumed or controlled. Send the request again.": (
+        "/v1/streams",
+        "/v1/stream/{id}",
+        "/v1/chat/completions/control",
+    ),
+    "Send the chat to /tokenize, which counts its tokens.": (
         "/chat/completions/input_tokens",
         "/v1/chat/completions/input_tokens",
         "/responses/input_tokens",
         "/v1/responses/input_tokens",
     ),
-    "has none of Ollama's paths": ("/api/tags", "/api/show", "/api/chat"),
-    "runs no tools": ("/tools", "/cors-proxy"),
+    "This is Ollama's path. Use the client's setting for OpenAI's API, with /v1 as the base.": (
+        "/api/tags",
+        "/api/show",
+        "/api/chat",
+    ),
+    "Tools are not run here. Let the client run them.": ("/tools", "/cors-proxy"),
 }
 
 
@@ -63,7 +86,7 @@ def router(state: State) -> APIRouter:
     @routes.post("/apply-template")
     async def apply_template(body: ChatRequest, request: BodyRequest) -> dict[str, str]:
         """Returns the text that the model's chat template makes of messages."""
-        body.check_supported()
+        check_fields(of_prompt(body.model_extra or {}), body.neutral)
         text, _ = await request.run(chat_text, state, body)
         return {"prompt": text}
 
@@ -99,7 +122,7 @@ def _refusing(reason: str) -> Callable[[Request], None]:
     """Returns a route that answers 501 with the reason."""
 
     def refuse(request: Request) -> None:
-        raise ApiError(501, f"{request.url.path} is a path of llama.cpp's server, and this server {reason}.")
+        raise ApiError(501, f"{request.url.path} is not served here. {reason}")
 
     return refuse
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field
 
-from longgraft.serve.formats.as_chat import chat_of
+from longgraft.serve.formats.as_chat import chat_of, of_prompt
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Message, TemplateArguments, TokenIds
@@ -38,7 +38,7 @@ class TokenizeRequest(JsonFields):
         None, description="vLLM's: a chat, written with the model's template"
     )
     add_special: bool | None = Field(False, description="Add the tokens that the tokenizer puts around a prompt")
-    add_special_tokens: bool | None = Field(True, description="vLLM's, for a prompt")
+    add_special_tokens: bool | None = Field(None, description="vLLM's; null: true for a prompt, false for messages")
     parse_special: bool | None = Field(True, description="Find special tokens in the text; otherwise they are text")
     with_pieces: bool | None = Field(False, description="llama.cpp's: give the text of each token, or its bytes")
     return_token_strs: bool | None = Field(False, description="vLLM's: give the vocabulary's spelling of each token")
@@ -60,8 +60,8 @@ class TokenizeRequest(JsonFields):
 
     def chat(self) -> ChatRequest:
         """Returns the chat whose prompt is encoded."""
-        same = {"messages", "chat_template_kwargs", "special_tokens_in_content"}
-        return chat_of(self.model_dump(include=same), self.model_extra or {})
+        same = {"messages", "chat_template_kwargs", "special_tokens_in_content", "add_special_tokens"}
+        return chat_of(self.model_dump(include=same), of_prompt(self.model_extra or {}))
 
 
 class DetokenizeRequest(JsonFields):
@@ -84,7 +84,7 @@ def router(state: State) -> APIRouter:
                 name,
             )
         state.need_tokenizer(name)
-        special = body.add_special if name == "content" else body.add_special_tokens
+        special = body.add_special if name == "content" else body.add_special_tokens is not False
         bare = None
         if body.parse_special is False:
             bare = state.special_tokens("escape").encode(text, name)
