@@ -342,6 +342,8 @@ def test_no_code_outside_the_registry_asks_for_a_method_by_name():
         ("longgraft.serve.prompts", "suffix"),
         ("longgraft.serve.prompts", "echo"),
         ("longgraft.serve.formats.request_fields", "echo"),
+        ("longgraft.serve.formats.unsupported_fields", "echo"),
+        ("longgraft.serve.formats.unsupported_fields", "suffix"),
         ("longgraft.completion.prompt.fim", "suffix"),
     }
     for module, path in modules():
