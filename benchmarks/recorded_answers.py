@@ -33,9 +33,7 @@ def of_other_models(data: Path, tokenizer: Any, lengths: Sequence[int], prompts:
         for length, fitted in plan(examples, tokenizer, lengths, prompts).items():
             for one in fitted:
                 answer = tokenizer(one.example.recording, add_special_tokens=False)["input_ids"][:MOST]
-                yield RecordedAnswer(
-                    f"{suite}, {length // 1024}K", one.example.id, one.example.id, one.ids, tuple(answer)
-                )
+                yield RecordedAnswer(f"{suite}, {length // 1024}K", one.example.id, one.ids, tuple(answer))
 
 
 def of_result_rows(rows: Path, data: Path, tokenizer: Any, name: str) -> Iterator[RecordedAnswer]:
@@ -56,7 +54,7 @@ def of_result_rows(rows: Path, data: Path, tokenizer: Any, name: str) -> Iterato
             # Lengths are apart: the same row has about the same answer at each.
             group = QUESTIONS if row["bucket"] == WHOLE else f"{suite}, {row['bucket'] // 1024}K"
             identity = f"{suite} {example.id} {row['bucket']}"
-            yield RecordedAnswer(f"{group} ({name})", identity, example.id, fitted.ids, tuple(row["token_ids"]))
+            yield RecordedAnswer(f"{group} ({name})", identity, fitted.ids, tuple(row["token_ids"]))
 
 
 def of_edits(edits: Path, tokenizer: Any, turns: int = 2) -> Iterator[RecordedAnswer]:
@@ -70,7 +68,7 @@ def of_edits(edits: Path, tokenizer: Any, turns: int = 2) -> Iterator[RecordedAn
                 )["input_ids"]
                 answer = tokenizer(said, add_special_tokens=False)["input_ids"][:EDIT_MOST]
                 if len(prompt) <= LONGEST:
-                    yield RecordedAnswer(f"edits, {form}", f"{session}#{number}", session, tuple(prompt), tuple(answer))
+                    yield RecordedAnswer(f"edits, {form}", f"{session}#{number}", tuple(prompt), tuple(answer))
 
 
 def distinct(answers: Sequence[RecordedAnswer]) -> list[RecordedAnswer]:

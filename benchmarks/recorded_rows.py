@@ -114,7 +114,7 @@ def main(
         fitted = [one for one in (fit(e, session.tokenizer, length) for e in load_suite(suite, data)) if one]
         for one in fitted[:prompts]:
             answer, rows = recorded(session, one.ids, new, nodes)
-            own = RecordedAnswer(f"{suite} ({model})", one.example.id, one.example.id, one.ids, tuple(answer))
+            own = RecordedAnswer(f"{suite} ({model})", one.example.id, one.ids, tuple(answer))
             kept: dict[str, RecordedRows | RecordedDrafts] = {"rows": rows}
             if drafting is not None:
                 kept["drafts"] = recorded_drafts(drafting, one.ids, answer)

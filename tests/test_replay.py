@@ -11,6 +11,7 @@ from toys.sessions import answered, toy_prompt, toy_session
 from benchmarks.recorded_drafts import recorded_drafts
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_model import Costs
+from longgraft.eval.replay.logs import read_log
 from longgraft.eval.replay.machines import MACHINES, costs_of
 from longgraft.eval.replay.recorded_answer import RecordedAnswer
 from longgraft.eval.replay.recorded_drafts import RecordedDrafts
@@ -29,7 +30,7 @@ from longgraft.memories.continuations import WIDTH
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 TABLE = Costs({}, "made up", {0: {1: 1.0, 60: 2.0}}, {}, {}, host=0.5)
-COPY = RecordedAnswer("copies", "a", "a", (*range(1, 61), 90), tuple(range(1, 61)))
+COPY = RecordedAnswer("copies", "a", (*range(1, 61), 90), tuple(range(1, 61)))
 
 
 def test_plain_decoding_takes_a_pass_per_token_after_the_first():
@@ -67,20 +68,20 @@ def test_steps_at_a_fixed_budget_are_those_of_a_real_run(method):
         prompt = toy_prompt(seed)
         real = answered(session, prompt, 40)
         steps.append([accepted + 1 for accepted in real.stats.accepted_per_step])
-        answers.append(RecordedAnswer("toy", str(seed), str(seed), tuple(prompt), tuple(real.token_ids)))
+        answers.append(RecordedAnswer("toy", str(seed), tuple(prompt), tuple(real.token_ids)))
     found = replayed(Replay(TABLE), f"{method}+budget=8", answers)
     assert [[step.tokens for step in one.steps] for one in found] == steps
 
 
 def test_a_repetition_is_known_and_copied_only_after_a_context_of_four_tokens():
-    answer = RecordedAnswer("", "a", "a", (1, 2, 3, 4, 5, 6, 7, 8), (3, 4, 5, 6, 7, 50))
+    answer = RecordedAnswer("", "a", (1, 2, 3, 4, 5, 6, 7, 8), (3, 4, 5, 6, 7, 50))
     found = known_to_text(answer)
     assert found.known == [True, True, True, True, False]
     assert found.copied == [False, False, False, True, False]
 
 
 def test_the_oracle_proposes_what_is_known_as_far_as_it_pays():
-    answer = RecordedAnswer("", "a", "a", (1,), tuple(range(10)))
+    answer = RecordedAnswer("", "a", (1,), tuple(range(10)))
     prices = StepPrices(Costs({}, "made up", {0: {1: 1.0, 3: 1.5, 4: 9.0}}, {}, {}))
     # One token; two known ones and the next, twice; the last two, of which the second comes with the pass.
     known = [False, True, True, True, True, True, False, True, True]
@@ -94,7 +95,8 @@ def test_the_longest_path_that_the_answer_follows_is_kept():
 
 def test_answers_are_read_as_they_were_written(tmp_path):
     RecordedAnswer.save([COPY], tmp_path / "answers.jsonl")
-    assert RecordedAnswer.load(tmp_path / "answers.jsonl") == [COPY]
+    (one,) = read_log(tmp_path / "answers.jsonl").answers
+    assert RecordedAnswer(one.suite, one.id, tuple(one.prompt), tuple(one.answer)) == COPY
 
 
 def test_costs_come_from_a_name_or_a_file(tmp_path):
@@ -106,7 +108,7 @@ def test_costs_come_from_a_name_or_a_file(tmp_path):
 
 
 def test_recorded_rows_save_steps_and_survive_their_file(tmp_path):
-    answer = RecordedAnswer("suite", "a", "a", tuple(range(100, 140)), (*range(1, 30), *range(1, 30)))
+    answer = RecordedAnswer("suite", "a", tuple(range(100, 140)), (*range(1, 30), *range(1, 30)))
     row = np.full(WIDTH, -1, np.int32)
     rows = {}
     position = len(answer.prompt)
@@ -141,7 +143,7 @@ def test_recorded_drafts_have_the_drafters_trees_and_save_steps(tmp_path):
     right = {60 + place: ProposalTree.chain(torch.tensor(answer[place:])) for place in range(len(answer) - 1)}
     for tree in right.values():
         tree.scores[1:] = -0.1
-    recorded_answer = RecordedAnswer("suite", "a", "a", tuple(prompt), tuple(answer))
+    recorded_answer = RecordedAnswer("suite", "a", tuple(prompt), tuple(answer))
     costs = Costs({}, "made up", {0: {1: 1.0, 60: 1.1}}, {0: {1: 0.01, 10: 0.01}}, {0: {1: 0.01, 16: 0.01}})
     for method in ("graft-x", "graft-x+budget=8"):
         steps = []

@@ -183,6 +183,21 @@ def test_fields_that_cannot_change_a_prompt_are_accepted_where_it_is_only_made(p
     assert called("POST", path, body) == called("POST", path, {"messages": HELLO})
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"content": "a", "add_special_tokens": True},
+        {"prompt": "a", "with_pieces": True},
+        {"messages": HELLO, "parse_special": False},
+        {"messages": HELLO, "add_special": True},
+    ],
+)
+def test_a_field_that_does_not_count_beside_the_tokenized_one_is_refused(body):
+    what, field = body
+    error = called("POST", "/tokenize", body, status=400)["error"]
+    assert error["param"] == field and f"does not count beside {what}" in error["message"]
+
+
 def test_the_tools_of_a_chat_are_counted():
     tool = {"type": "function", "function": {"name": "weather"}}
     found = called("POST", "/tokenize", {"messages": HELLO, "tools": [tool]})
@@ -213,6 +228,7 @@ SAMPLED = {"temperature": 1.0, "top_k": 5}
         (CHATTING | FILLING, {"suffix": "b"}, {"suffix": ""}),
         (ALL, {"previous_response_id": "r"}, {"previous_response_id": None}),
         (ALL, {"truncation": "auto"}, {"truncation": "disabled"}),
+        (ALL, {"web_search_options": {}}, {"web_search_options": None}),
         (ALL, {"repeat_last_n": 64, "repeat_penalty": 1.1}, {"repeat_last_n": 64, "repeat_penalty": 1.0}),
         (ALL, {"repeat_last_n": 64, "presence_penalty": 1}, {"repeat_last_n": -1, "presence_penalty": 1}),
         (SPOKEN, {"samplers": ["temperature", "top_k"]} | SAMPLED, {"samplers": "edkypmxt"} | SAMPLED),

@@ -108,7 +108,7 @@ class LogEncoder:
         except ValueError as error:
             self.problems.append(f"{one.id}: {error}")
             return None
-        return RecordedAnswer(one.suite, one.id, one.id, tuple(prompt), answer)
+        return RecordedAnswer(one.suite, one.id, tuple(prompt), answer)
 
     def _prompt(self, one: LoggedAnswer) -> list[int]:
         """Encodes a prompt.

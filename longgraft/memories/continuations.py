@@ -22,7 +22,7 @@ from weakref import finalize
 import numpy as np
 
 from longgraft.kernels.build import NotBuilt, loaded, with_memory
-from longgraft.trees.ranked_paths import FIELDS, Probabilities, RankedPaths
+from longgraft.trees.ranked_paths import FIELDS, ROOT, Probabilities, RankedPaths
 
 ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # context lengths, in tokens
 FAR = ORDERS[-1]  # longest context
@@ -217,16 +217,17 @@ class NoContinuations:
         scores = np.zeros(max(1, len(draft.tokens)))
         for node in range(1, len(scores)):
             scores[node] = np.minimum(scores[draft.parents[node]], draft.scores[node])  # nan below nan
-        best = np.argsort(-scores, kind="stable")[: len(floors)]
+        order = np.argsort(-scores, kind="stable")
+        best = order[: len(floors)]
         chances = np.exp(scores[best])
         refused = np.flatnonzero(~(chances > np.asarray(floors)[: len(best)])[1:])
         if len(refused):
             best = best[: 1 + refused[0]]
         fields = np.zeros((FIELDS, len(best)), np.int64)
         fields[1, :1] = -1
-        fields[3, :1] = 1
+        fields[3, :1] = ROOT
         if len(best) > 1:
-            place = np.argsort(np.argsort(-scores, kind="stable"))
+            place = np.argsort(order)
             fields[0, 1:] = draft.tokens[best[1:]]
             fields[1, 1:] = place[draft.parents[best[1:]]]
             fields[3, 1:] = draft.origin[best[1:]]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 FIELDS = 4  # integers of a node
+ROOT = 1  # origin of the root, as in tree.py
 
 Probabilities = Sequence[float] | np.ndarray
 

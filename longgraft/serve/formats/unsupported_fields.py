@@ -61,6 +61,7 @@ NEUTRAL: Neutral = {
     "background": (False,),
     "mcp_servers": ([],),
     "container": (),
+    "web_search_options": (),
 }
 # llama.cpp's samplers by their letters, in its usual order.
 SAMPLERS = {

@@ -21,6 +21,12 @@ from longgraft.serve.state import State
 MOST_CHARACTERS = 2**20  # most characters of a text; longer ones hold up all threads for more than 0.1 s
 MOST_TOKENS = 2**20  # most tokens that are decoded at once; each takes some dozens of bytes
 PART = 8192  # tokens that are written at once, in about a millisecond
+# Fields that do not count beside a field that is encoded.
+UNUSED = {
+    "content": ("add_special_tokens", "return_token_strs"),
+    "prompt": ("add_special", "with_pieces"),
+    "messages": ("add_special", "parse_special", "with_pieces"),
+}
 JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}}}}  # for the OpenAPI schema
 
 
@@ -58,6 +64,12 @@ class TokenizeRequest(JsonFields):
             400, f"{' and '.join(named) or 'Nothing'} was given. Give one of content, prompt and messages.", param
         )
 
+    def check_unused(self) -> None:
+        """Raises ApiError for a field that asks for something and does not count beside the encoded one."""
+        for name in UNUSED[self.field]:
+            if getattr(self, name) not in (None, type(self).model_fields[name].default):
+                raise ApiError(400, f"{name} does not count beside {self.field}. Leave it out.", name)
+
     def chat(self) -> ChatRequest:
         """Returns the chat whose prompt is encoded."""
         same = {"messages", "chat_template_kwargs", "special_tokens_in_content", "add_special_tokens"}
@@ -73,6 +85,7 @@ def router(state: State) -> APIRouter:
 
     def ids_of(body: TokenizeRequest) -> list[int]:
         name = body.field
+        body.check_unused()
         if name == "messages":
             requested, _ = chat(state, body.chat(), COUNTED)
             return list(requested.ids)

@@ -47,10 +47,10 @@ class Tool:
         """
         schema = self._object
         for fault in problems(schema) if self.strict else []:
-            self.leave_out(fault)
+            self.refuse_if_strict(fault)
         return {"x-guidance": SPACING, **followable(schema)[0], "type": "object"}
 
-    def leave_out(self, fault: Problem) -> None:
+    def refuse_if_strict(self, fault: Problem) -> None:
         """Raises ValueError about a part of the schema that cannot be followed if the tool is strict."""
         if self.strict:
             raise ValueError(

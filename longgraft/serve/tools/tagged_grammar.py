@@ -76,7 +76,7 @@ def _call(rules: _Rules, tool: Tool) -> str:
     for part in alternatives(schema, schema):
         for keyword in NO_PLACE:
             if keyword in part:
-                tool.leave_out(Problem(keyword, part[keyword], REASON))
+                tool.refuse_if_strict(Problem(keyword, part[keyword], REASON))
     options = [_arguments(rules, tool, schema, option) for option in Arguments.of(schema)]
     return f"{quoted(tool.name + END_OF_TAG)} ({' | '.join(options)})"
 
@@ -131,7 +131,7 @@ class _Value:
                 others.append(self._rules.name(f"%json {json.dumps(one)}"))
         if texts and others and ANYTHING not in texts:
             # The grammar's lexer reads on while a text is possible, and does not return to the other value.
-            self._tool.leave_out(Problem(self._place, schema, REASON))
+            self._tool.refuse_if_strict(Problem(self._place, schema, REASON))
             texts.append(ANYTHING)
         if ANYTHING in texts:
             return self._until_end(ANYTHING)
@@ -153,7 +153,7 @@ class _Value:
                 continue
             regex = expression(part[keyword])
             if regex is None:
-                self._tool.leave_out(Problem(f"{self._place}.{keyword}", part[keyword], REASON))
+                self._tool.refuse_if_strict(Problem(f"{self._place}.{keyword}", part[keyword], REASON))
             else:
                 conditions.append(f"/{SLASH.sub(_without_slash, regex)}/")
         if not conditions:
