@@ -245,7 +245,7 @@ def estimated(log, capsys, monkeypatch):
 def test_the_command_tells_what_a_log_would_gain(estimated):
     out, err = estimated("--costs", "h100,zen5")
     assert "left out: line 9" in err
-    assert "| all | 8 |" in out and "Times plain decoding by h100" in out
+    assert "| all | 8 |" in out and "Times plain decoding on h100" in out
     assert "On these 8 answers graft-x-text would decode" in out
     assert "answers that gain nothing: " in out
     assert out.split("these gain least: ")[1].startswith("new (")

@@ -55,7 +55,7 @@ def tables(estimate: Estimate) -> list[str]:
             [name, *(number(Mean.geometric([own[place] for place in places])) for own in speeds.values())]
             for name, places in groups(estimate)
         ]
-        title = f"\nTimes plain decoding by {costs}: {prices.costs.source}.\n"
+        title = f"\nTimes plain decoding on {costs}: {prices.costs.source}.\n"
         parts += section(title, ["prompt tokens", *speeds], lines)
     if estimate.short:
         parts.append(f"\n{estimate.short:,} more answers have fewer than {SHORTEST} tokens and do not count.")
@@ -79,8 +79,8 @@ def sentences(estimate: Estimate) -> list[str]:
     nothing = []
     for costs in estimate.prices:
         speeds = estimate.speedups(method, costs)
-        gains.append(f"{number(Mean.geometric(speeds))} times as fast by {costs}")
-        nothing.append(f"{sum(speed <= 1.0 for speed in speeds)} by {costs}")
+        gains.append(f"{number(Mean.geometric(speeds))} times as fast on {costs}")
+        nothing.append(f"{sum(speed <= 1.0 for speed in speeds)} on {costs}")
     found = [
         f"On {_these(estimate)} {method} would decode {', '.join(gains)}; "
         f"answers that gain nothing: {', '.join(nothing)}."
@@ -90,7 +90,7 @@ def sentences(estimate: Estimate) -> list[str]:
     if count > 2 * NAMED:
         for word, chosen in (("most", order[:NAMED]), ("least", order[: -NAMED - 1 : -1])):
             named = ", ".join(f"{one.answer.id} ({speed:.2f})" for speed, one in chosen)
-            found.append(f"By {costs}, these gain {word}: {named}.")
+            found.append(f"On {costs}, these gain {word}: {named}.")
     return found
 
 
@@ -142,7 +142,7 @@ def as_dict(estimate: Estimate) -> dict[str, Any]:
 def draw(estimate: Estimate, path: Path) -> None:
     """Draws the first method's speed of each answer by the length of its prompt, a panel for each table of costs."""
     plt = pyplot()
-    figure, axes = side_by_side(plt, [f"by {costs}" for costs in estimate.prices])
+    figure, axes = side_by_side(plt, [f"on {costs}" for costs in estimate.prices])
     for axis, costs in zip(axes, estimate.prices, strict=True):
         lengths = [len(one.answer.prompt) for one in estimate.answers]
         for place, method in enumerate(estimate.methods):
