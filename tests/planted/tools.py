@@ -131,16 +131,16 @@ MUTATIONS = (
     ),
     Mutation(
         "one tool's schema refuses the request",
-        "Tool.schema",
-        "problems(schema) if self.strict else []",
-        "problems(schema)",
+        "Tool.refuse_if_strict",
+        "if self.strict:",
+        "if True:",
         "test_tools.py::test_a_schema_that_cannot_be_followed_leaves_the_other_tools_as_they_are",
     ),
     Mutation(
         "a strict tool's schema is followed in part",
         "Tool.schema",
-        "problems(schema) if self.strict else []",
-        "[]",
+        "in problems(schema):",
+        "in []:",
         "test_tools.py::test_a_tool_whose_schema_cannot_be_followed_refuses_only_required_calls",
     ),
     Mutation(

@@ -46,7 +46,7 @@ class Tool:
         Raises ValueError if the tool is strict and a part of its schema cannot be followed.
         """
         schema = self._object
-        for fault in problems(schema) if self.strict else []:
+        for fault in problems(schema):
             self.refuse_if_strict(fault)
         return {"x-guidance": SPACING, **followable(schema)[0], "type": "object"}
 
