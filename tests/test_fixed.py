@@ -33,7 +33,7 @@ from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.fused_modules import FusedModules
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
-from longgraft.target_model.static_pass import StaticPass, why_not_fixed
+from longgraft.target_model.static_pass import Slot, StaticPass, why_not_fixed
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import SIZES, PaddedTree, on_host
 from longgraft.trees.tree import ProposalTree
@@ -104,7 +104,7 @@ def test_a_pass_recorded_once_serves_other_lengths_and_trees(family):
         tree = random_tree(nodes, length)
         (expected,) = target.run([Segment(tree, cache)], WANTS)
         rows = [layer.keys[:, :, length : length + nodes].clone() for layer in cache.layers]
-        fixed.load(tree)
+        fixed.load(Slot(tree, cache, Greedy()))
         seen, positions = fixed.forward()
         torch.testing.assert_close(seen.logits[:nodes], expected.logits, atol=1e-5, rtol=1e-4)
         for layer, hidden in expected.hidden.items():
@@ -141,7 +141,7 @@ def test_the_gpus_kernels_together_give_the_results_of_single_launches(family):
     cache, tree = prefilled(target, 30), random_tree(7, 5)
     fixed = StaticPass(target, cache, 8, WANTS, Fixed())
     (expected,) = target.run([Segment(tree, cache)], WANTS)
-    fixed.load(tree)
+    fixed.load(Slot(tree, cache, Greedy()))
     seen, _ = fixed.forward()
     torch.testing.assert_close(seen.logits[:7], expected.logits, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(seen.final[:7], expected.final, atol=1e-5, rtol=1e-4)
@@ -170,7 +170,7 @@ def test_a_model_that_reads_a_value_on_the_host_is_not_recorded():
         torch.inference_mode(),
     ):
         fixed = StaticPass(target, cache, 8, WANTS, regions)
-        fixed.load(random_tree(5, 0))
+        fixed.load(Slot(random_tree(5, 0), cache, Greedy()))
         fixed.forward()
     reads.remove()
     assert not regions.fixed
@@ -296,10 +296,10 @@ def test_rows_of_a_path_can_be_committed_repeatedly_and_a_path_of_one_moves_none
     parts = toy_parts(regions=Regions(recorder))
     cache = prefilled(parts.target, 40, Wants())
     fixed = StaticPass(parts.target, cache, 8, Wants(), parts.regions)
-    fixed.load(tree)
+    fixed.load(Slot(tree, cache, rule))
     report, positions = fixed.forward()
     before = cache.layers[1].keys[:, :, 40:48].clone()
-    fixed.settle(report, positions, rule)
+    fixed.settle(report, positions)
     assert torch.equal(cache.layers[1].keys[:, :, 40 : 40 + len(rows)], before[:, :, rows])
 
 
@@ -333,9 +333,9 @@ def test_a_walk_that_is_not_recorded_reads_the_tree_of_its_own_pass():
             regions.begin_step()
             if before:
                 regions(("a region", "before"), lambda: None)
-            fixed.load(tree)
-            _, _, record = fixed.settle(*fixed.forward(), Replay([8, 9, 3], 41))
-            paths.append(fixed.unpack(record, tree)[2].tolist())
+            fixed.load(Slot(tree, cache, Replay([8, 9, 3], 41)))
+            _, _, record = fixed.settle(*fixed.forward())
+            paths.append(fixed.unpack(record, 0, fixed.loaded[0])[2].tolist())
     assert paths == [[0, 2], [0, 1, 2], [0, 2]]
 
 
@@ -371,14 +371,17 @@ def test_caches_of_recorded_steps_have_room_for_padded_rows():
     session = toy_session("ar", regions=Regions(recorder))
     for length in range(1, 500, 7):
         session.open(toy_prompt(length), 8)
-        assert session.engine.cache.capacity >= session.engine.rows(length, 8) + SIZES[-1], length
+        assert session.engine.cache.capacity >= length + 8 + SIZES[-1], length
 
 
 def test_a_session_without_recordings_gives_its_buffers_back_and_one_with_them_keeps_them():
     for regions, kept in ((EAGER, False), (Regions(recorder), True)):
         session = toy_session("eagle3", regions=regions)
         answered(session, toy_prompt(60), 8)
-        assert (session.engine.cache.bytes() > 0) is kept
+        (lane,) = session.engine.lanes
+        drafted = lane.proposer.memories[0].aligned
+        held = lane.cache if lane.pool is None else lane.pool.whole
+        assert not lane.cache.capacity and (held.bytes() > 0) is (drafted.bytes() > 0) is kept
 
 
 @pytest.mark.one_in(4)

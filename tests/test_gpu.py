@@ -35,7 +35,7 @@ from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
 from longgraft.target_model.fused_modules import FusedModules, fused, kernels_for
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
-from longgraft.target_model.static_pass import StaticPass
+from longgraft.target_model.static_pass import Slot, StaticPass
 from longgraft.trees.tree import ProposalTree
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
@@ -187,7 +187,7 @@ def test_a_recorded_pass_equals_an_eager_one_at_other_lengths_and_trees(family, 
         (eager,) = target.run([Segment(tree, cache)], wants)
         logits = eager.logits.float().clone()
         with torch.inference_mode():
-            fixed.load(tree)
+            fixed.load(Slot(tree, cache, Greedy()))
             report, positions = fixed.forward()
         assert positions[:n].tolist() == (length + 1 + tree.depths).tolist()
         off = (report.logits[:n].float() - logits).abs().amax(-1) / logits.abs().max()  # [n]
@@ -251,9 +251,8 @@ def test_a_recorded_pass_never_waits(device):
     fixed = StaticPass(target, cache, 32, Wants(), regions)
     for mode in ("default", "error"):  # recorded, then replayed
         with watched(device, mode), torch.inference_mode():
-            fixed.load(random_tree(32, 1))
-            report, positions = fixed.forward()
-            fixed.settle(report, positions, rule)
+            fixed.load(Slot(random_tree(32, 1), cache, rule))
+            fixed.settle(*fixed.forward())
     assert_recorded(regions)
 
 

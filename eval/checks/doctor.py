@@ -13,6 +13,7 @@ import torch
 
 from longgraft.attention.backends import available
 from longgraft.config.settings import HeadOverrides, Pair
+from longgraft.engine.pool_size import pool_rows, requests_that_fit
 from longgraft.kernels.cpu import DTYPES, packed_bytes
 from longgraft.memories.adjacency import WIDTH
 from longgraft.methods.needs import head_path
@@ -29,12 +30,15 @@ from longgraft.target_model.cache_size import cache_bytes_per_token
 from longgraft.target_model.model import UNBOUNDED
 from longgraft.target_model.positions import most_positions
 from longgraft.target_model.weights import read_config
+from longgraft.trees.padded import SIZES
 from longgraft.yarn_drafters import files
 from longgraft.yarn_drafters.layouts import TargetShape, head_config, norm_notice, our_name, plain_name
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 
 PACKAGES = ("longgraft", "torch", "transformers", "datasets", "numpy", "flash-attn")
 TIGHT = 0.9  # share of the free memory that may be used: an allocator needs the rest between its blocks
+ANSWER = 1024  # tokens of the answers whose requests are counted
+MOST_LANES = 1 << 20  # memory is what bounds them
 GIB = 2**30
 
 
@@ -145,6 +149,8 @@ def examine(
             needed = with_copies
         else:
             needed.append("memory: none for packed weights, so torch multiplies, at half the speed")
+    if device.type == "cuda" and enough:
+        needed.append(served(left, shares, fixed, context))
     return FitReport([*lines, *needed], prompt.fits and enough)
 
 
@@ -232,6 +238,24 @@ def memory(
     if most > 0:
         advice = f"up to {min(most, prompt.positions):,} tokens would"
     return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: does not fit; {advice}"], False
+
+
+def served(left: int, shares: dict[str, Footprint], fixed: dict[str, int], context: int) -> str:
+    """Tells how many requests with prompts of this length a server on a GPU decodes at once.
+
+    Args:
+        left: Free bytes.
+        shares: The footprints of the target and the head.
+        fixed: Name -> bytes that do not grow with the prompt.
+        context: Prompt tokens.
+    """
+    free = left - sum(share.weights for share in shares.values()) - sum(fixed.values())
+    rows = pool_rows(free, shares["target"].per_token, MOST_LANES, 1 << 30)
+    requests = requests_that_fit(rows, context, ANSWER, SIZES[-1])
+    return (
+        f"served at once: {requests:,} requests of {context:,} tokens and answers of {ANSWER:,} fit, in a pool of "
+        f"{rows:,} rows"
+    )
 
 
 def _target(

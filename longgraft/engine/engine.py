@@ -16,6 +16,7 @@ from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.earlier_answers import EarlierAnswers
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
+from longgraft.engine.pool_size import request_rows
 from longgraft.engine.prompt_reader import PromptReader
 from longgraft.engine.request import Request
 from longgraft.prefill.prefixes import CELL, Prefixes, PrefixReader
@@ -23,6 +24,7 @@ from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import Regions
+from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import TOPK_ROWS, Target
 from longgraft.target_model.verifier import Verifier
@@ -103,7 +105,23 @@ class Engine:
 
     def rows(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """Returns the rows of the target's cache that a request reserves."""
+        if self.regions.fixed:
+            return request_rows(prompt_tokens, max_new_tokens, self.budget)
         return prompt_tokens + max_new_tokens + self.budget
+
+    def plan_pool(self, lanes: int) -> None:
+        """Makes the pool as large as memory allows for so many requests at once, if passes are recorded.
+
+        The pool takes its memory at the first request.
+        """
+        pool = self.lanes[0].pool
+        if pool is None:
+            return
+        free = free_bytes(self.target.device)
+        if self.prefixes is not None:
+            free -= max(0, self.prefixes.most - self.prefixes.bytes)
+        longest = request_rows(min(self.limits.values()), 0, self.budget)
+        pool.planned = pool_rows(free, self.target.cache_bytes_per_token(), lanes, longest)
 
     @property
     def cell(self) -> int:

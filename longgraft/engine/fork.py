@@ -15,7 +15,6 @@ from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import memories_of
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.verifier import Verifier
-from longgraft.trees.padded import SIZES
 
 
 class Fork:
@@ -51,8 +50,6 @@ class Fork:
         self.target_seconds = 0.0
         self.memory_seconds = dict.fromkeys(map(id, self.memories), 0.0)
         capacity = max(engine.rows(len(ids), limit) for engine in engines)
-        if any(lane.regions.fixed for lane in self._lanes):
-            capacity += SIZES[-1]  # padded rows
         cache = self._first.target.cache(capacity)
         for lane in self._lanes:
             lane.continue_from(None)

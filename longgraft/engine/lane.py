@@ -16,13 +16,11 @@ from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.device_memory import reset_peak_memory
-from longgraft.runtime.kv_cache import ROUND, KVCache
+from longgraft.runtime.kv_cache import KVCache, with_room
+from longgraft.runtime.kv_pool import KVPool
 from longgraft.runtime.weight_state import addresses, weight_state
 from longgraft.target_model.model import Target
 from longgraft.target_model.verifier import Verifier
-from longgraft.trees.padded import SIZES
-
-CAPACITY_STEPS = 16  # with CUDA graphs, cache capacities are multiples of 1 / 16 of a power of two
 
 
 class Lane:
@@ -38,6 +36,7 @@ class Lane:
         verifies: Wraps a request's verifier.
 
     Attributes:
+        pool: The pool that the target's cache has its rows from, if passes are recorded.
         snapshot: Where each request continues (`longgraft.engine.fork`); None: requests read their prompts.
     """
 
@@ -54,11 +53,22 @@ class Lane:
         self.clock = clock
         self.regions = regions
         self.verifies = verifies
-        self.cache: KVCache = target.cache(0)
+        self.pool = KVPool(target.cache(0)) if regions.fixed else None
+        self.cache = self._empty_cache()
         self.snapshot: Snapshot | None = None
         self._lock = threading.Lock()
         self._addresses: list[int] = []  # of all weights, when the last request began
         self._current: Callable[[], Request | None] = lambda: None
+
+    def beside(self, other: Lane) -> Lane:
+        """Takes the rows of this lane, which has no request, from the pool of another lane; returns this lane."""
+        self.pool = other.pool
+        self.regions.lanes += 1
+        self.cache = self._empty_cache()
+        return self
+
+    def _empty_cache(self) -> KVCache:
+        return self.target.cache(0) if self.pool is None else self.pool.cache()
 
     @property
     def request(self) -> Request | None:
@@ -118,12 +128,25 @@ class Lane:
 
     def _empty(self, capacity: int) -> None:
         self._forget_changed()
-        if self.regions.fixed:
-            capacity = self._padded_capacity(capacity)
-        self.cache.clear()
+        before = self.cache.whole.age
+        self.cache.release()
         self.cache.reserve(capacity)
+        if self.pool is not None and self.cache.whole.age != before:
+            self.regions.forget()  # the pool has moved
         for memory in self.proposer.memories:
-            memory.reset(capacity)
+            if self.pool is None or memory.aligned is None:
+                memory.reset(capacity)
+            else:
+                self._reset(memory, memory.aligned, capacity)
+
+    def _reset(self, memory: Memory, cache: KVCache, capacity: int) -> None:
+        """Resets a drafter's memory, whose cache keeps its buffers from request to request."""
+        if capacity > cache.capacity:
+            capacity = with_room(capacity)
+        before = cache.age
+        memory.reset(capacity)
+        if cache.age != before:
+            self.regions.drop(memory, cache)
 
     def continue_from(self, snapshot: Snapshot | None) -> None:
         """Makes the following requests continue from a snapshot; None: they read their prompts again.
@@ -140,7 +163,7 @@ class Lane:
                     memory.release()
             self.snapshot = snapshot
             if snapshot is None:
-                self.cache = self.target.cache(0)
+                self.cache = self._empty_cache()
             else:
                 self.cache = snapshot.cache
 
@@ -151,12 +174,13 @@ class Lane:
             current.supersede()
 
     def release(self) -> None:
-        """Frees the caches of a request that has ended."""
-        if self.regions.fixed or self.snapshot is not None:
+        """Frees what a request that has ended held; recordings read the drafters' caches, so these stay."""
+        if self.snapshot is not None:
             return  # the next request uses the same buffers
         self.cache.release()
         for memory in self.proposer.memories:
-            memory.release()
+            if memory.aligned is None or not self.regions.fixed:
+                memory.release()
 
     def _forget_changed(self) -> None:
         """Drops packed copies of a drafter's changed weights, and recordings if weights have moved.
@@ -172,15 +196,3 @@ class Lane:
             if now != self._addresses:
                 self.regions.forget()
             self._addresses = now
-
-    def _padded_capacity(self, capacity: int) -> int:
-        """Returns a capacity with room for padded rows and a somewhat longer prompt.
-
-        CUDA graphs read these buffers, and a larger buffer means recording them all again.
-        """
-        capacity += SIZES[-1]
-        if capacity <= self.cache.capacity:
-            return self.cache.capacity
-        self.regions.forget()
-        step = max(ROUND, (1 << capacity.bit_length()) // CAPACITY_STEPS)
-        return -(-capacity // step) * step

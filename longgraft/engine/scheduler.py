@@ -19,6 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
+from longgraft.engine.pool_size import MEMORY_SHARE
 from longgraft.engine.request import Request
 from longgraft.engine.session import Session
 from longgraft.engine.step import Step
@@ -34,7 +35,6 @@ PASS_TOKENS = 128  # prefill tokens per shared pass on a CPU, where larger chunk
 PASS_TOKENS_ON_GPU = 2048
 OLDEST_SHARE = 1 / 8  # share of a pass's prefill tokens that is reserved for the oldest prefill
 OLDEST_TOKENS = int(OLDEST_SHARE * PASS_TOKENS)  # of a pass on a CPU
-MEMORY_SHARE = 0.8  # share of the free memory that caches may fill
 RETRY_SECONDS = 10.0  # time after which a lane that could not be made is tried again
 SLOW = 0.025  # seconds of a step; a request whose constraint takes longer rests while others are decoded
 REST = 4.0  # it rests this many times as long, and so takes at most a fifth of the time
@@ -92,8 +92,7 @@ class Scheduler(Generic[Entry]):
 
     Args:
         session: The session that answers.
-        most: Most requests that run at once.  It is 1 if the engine has one lane, as with CUDA graphs, whose
-            recordings hold one request's cache.
+        most: Most requests that run at once.  It is 1 if the engine can have one lane only.
         low_latency: Let a new request start soon: a lone request reads at most PASS_TOKENS prompt tokens per
             pass, and a long prompt fewer while others decode.  Only on a CPU, if several requests may run; on
             a GPU small chunks are much slower.
@@ -111,8 +110,9 @@ class Scheduler(Generic[Entry]):
         self.engine = session.engine
         self.pick = pick
         self.most = most
-        if self.engine.another is None or self.engine.regions.fixed:
+        if self.engine.another is None:
             self.most = 1
+        self.engine.plan_pool(self.most)
         kind = self.engine.target.device.type
         self.low_latency = low_latency and self.most > 1 and kind == "cpu"
         self.pass_tokens = PASS_TOKENS_ON_GPU if kind == "cuda" else PASS_TOKENS
@@ -153,6 +153,9 @@ class Scheduler(Generic[Entry]):
         written = sum(request.written for request in requests)
         reserved = sum(request.unwritten for request in requests)
         most = written + max(self._room(), reserved)
+        pool = self.engine.lanes[0].pool
+        if pool is not None:
+            most = max(pool.rows, pool.planned, 1)
         if not most:
             return 0.0
         return (written + reserved) / most
@@ -258,8 +261,9 @@ class Scheduler(Generic[Entry]):
         """
         if not self.running:
             return self.engine.lanes[0]
-        reserved = sum(request.unwritten for request in self.requests)
-        rows = self.engine.rows(len(requested.ids), requested.max_new_tokens) + reserved
+        rows = self.engine.rows(len(requested.ids), requested.max_new_tokens)
+        if self.engine.lanes[0].pool is None:
+            rows += sum(request.unwritten for request in self.requests)
         if len(self.running) >= self.most or rows > self._room():
             return None
         for lane in self.engine.lanes:
@@ -268,12 +272,20 @@ class Scheduler(Generic[Entry]):
         return self._made()
 
     def _room(self) -> float:
-        """Returns how many more KV rows memory has room for, less what the prefix cache may still grow by."""
+        """Returns how many more KV rows memory has room for, less what the prefix cache may still grow by.
+
+        With a pool, the rows of the largest request that fits; memory then has only drafters' rows to hold.
+        """
         free = MEMORY_SHARE * free_bytes(self.engine.target.device)
         prefixes = self.engine.prefixes
         if prefixes is not None:
             free -= max(0, prefixes.most - prefixes.bytes)
-        return free / max(lane.bytes_per_token for lane in self.engine.lanes)
+        per_token = max(lane.bytes_per_token for lane in self.engine.lanes)
+        pool = self.engine.lanes[0].pool
+        if pool is None:
+            return free / per_token
+        drafted = per_token - self.engine.target.cache_bytes_per_token()
+        return min(pool.room, free / drafted if drafted else pool.room)
 
     def _made(self) -> Lane | None:
         if self.engine.another is None or time.monotonic() < self._retry_at:

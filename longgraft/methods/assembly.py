@@ -98,11 +98,16 @@ class Loaded:
             nodes = min(nodes, CPU_BUDGET)
         prefixes = Prefixes(int(chosen.prefixes * 2**30)) if chosen.prefixes else None
         earlier = EarlierAnswers(chosen.remember) if chosen.remember else None
+        parts = replace(parts, regions=parts.regions.anew())
+        first = self._lane(parts, adaptive)
 
         def another() -> Lane:
-            return self._lane(replace(parts, costs=parts.costs and parts.costs.copy()), adaptive)
+            further = self._lane(replace(parts, costs=parts.costs and parts.costs.copy()), adaptive)
+            return further.beside(first)
 
-        return Engine(self._lane(parts, adaptive), nodes, chosen.chunk, prefixes, another, earlier)
+        engine = Engine(first, nodes, chosen.chunk, prefixes, another, earlier)
+        engine.plan_pool(1)
+        return engine
 
     def joined_engine(self, budget: Budget) -> Engine:
         """Makes an engine of one lane that uses the parts' own memories, shared objects, clock and regions.
@@ -123,7 +128,7 @@ class Loaded:
 
     def _lane(self, parts: Parts, adaptive: bool) -> Lane:
         """Makes a lane with memories and a clock of its own, because several lanes may share one target."""
-        return self._lane_of(replace(parts, kept={}, clock=Clock(), regions=parts.regions.anew()), adaptive)
+        return self._lane_of(replace(parts, kept={}, clock=Clock()), adaptive)
 
     def _lane_of(self, parts: Parts, adaptive: bool) -> Lane:
         return Lane(

@@ -43,7 +43,7 @@ class CacheLayer(CacheLayerMixin):
         self.kind = kind
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys, self.values = self.owner.buffers(key_states, value_states, self.kind)
+        self.keys, self.values = self.owner.buffers(self, key_states, value_states)
         self.dtype = self.keys.dtype
         self.device = key_states.device
         self.is_initialized = True

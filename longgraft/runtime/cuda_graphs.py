@@ -24,7 +24,7 @@ Recorder = Callable[[Callable[[], Any]], tuple[Replay, Any]]
 """Takes a region and returns (its replay, what the region returned: the same tensors at each replay)."""
 
 
-# Recordings above which a step begins by dropping those that rested longest: each has its own memory pool.
+# Recordings of a lane above which a step begins by dropping those that rested longest: each has its own memory pool.
 MOST = 256
 WARM = 2  # warm-up runs before a recording
 SYNC = "called a synchronizing CUDA operation"  # torch's warning
@@ -49,6 +49,7 @@ class Regions:
         recordings: The replay of each recorded region, and what the region returned.
         used: The number of the step that ran each of them last.
         recorded: Number of recordings ever made, those included that were dropped since.
+        lanes: Number of lanes that share them.
         seconds: Seconds that making them took, refused ones included.
     """
 
@@ -58,6 +59,7 @@ class Regions:
         self.recordings: dict[Hashable, tuple[Replay, Any]] = {}
         self.used: dict[Hashable, int] = {}
         self.recorded = 0
+        self.lanes = 1
         self.seconds = 0.0
         self._kept: dict[Hashable, Any] = {}
         self._latest: dict[Hashable, Hashable] = {}
@@ -71,6 +73,11 @@ class Regions:
     def fixed(self) -> bool:
         """True if callers must use fixed shapes and addresses, because regions are replayed."""
         return self._recorder is not None
+
+    @property
+    def runs_eagerly(self) -> bool:
+        """True if a region of this step was not replayed, after which the rest of the step is not."""
+        return self._recorder is None or self._eager_step == self._step
 
     def __call__(self, key: Hashable, region: Callable[[], T]) -> T:
         """Runs the region and returns its result; a recording returns the same tensors each time, with new values."""
@@ -120,7 +127,7 @@ class Regions:
         self.seconds += time.perf_counter() - began
 
     def begin_step(self) -> None:
-        """Begins a decode step.  If there are MOST recordings or more, it drops the half that rested longest.
+        """Begins a decode step.  If a lane has MOST recordings or more, it drops the half that rested longest.
 
         After a region that is not replayed, the rest of its step runs eagerly, too.
 
@@ -128,9 +135,9 @@ class Regions:
         So all that a step ran last is dropped or kept together.
         """
         self._step += 1
-        if len(self._once) >= 2 * MOST:
+        if len(self._once) >= 2 * MOST * self.lanes:
             self._once.clear()
-        if len(self.recordings) < MOST:
+        if len(self.recordings) < MOST * self.lanes:
             return
         border = sorted(self.used.values())[len(self.used) // 2]
         for key in [key for key, step in self.used.items() if step <= border]:
@@ -156,6 +163,12 @@ class Regions:
     def anew(self) -> Regions:
         """Returns new `Regions` with the same recorder and no recordings."""
         return Regions(self._recorder)
+
+    def drop(self, *owners: object) -> None:
+        """Drops the recordings and the shared tensors whose keys name one of these objects, because its tensors moved."""
+        for kept in (self.recordings, self.used, self._kept):
+            for key in [key for key in kept if isinstance(key, tuple) and any(part is owner for part in key for owner in owners)]:
+                del kept[key]
 
     def forget(self) -> None:
         """Drops the recordings and the shared tensors, because tensors that they read have moved."""

@@ -17,6 +17,7 @@ from longgraft.runtime.devices import sent
 
 # Capacities are multiples of this many rows, so that nearby lengths reuse the allocator's blocks.
 ROUND = 256
+STEPS = 16
 
 
 class KVState(NamedTuple):
@@ -33,6 +34,7 @@ class KVCache(Cache):
     A forward writes at [length, length + n); `keep` commits.  A cache has one owner at a time.
 
     Attributes:
+        base: The row of `whole` where this cache's first row lies.
         length: Number of committed rows.
         skipped: Number of committed tokens without a row: the next token's position is length + skipped.
         rows: [n] int64 on the device, the rows that a pass inside `at` writes; None: the rows after `length`.
@@ -44,6 +46,7 @@ class KVCache(Cache):
     """
 
     layers: list[Any]  # all are `CacheLayer`; transformers annotates their base class
+    base = 0
 
     def __init__(self, layers: int, capacity: int, kinds: Sequence[str] = (), dtype: torch.dtype | None = None) -> None:
         """Makes a cache without buffers; they are allocated at the first write.
@@ -58,7 +61,7 @@ class KVCache(Cache):
         """
         self.dtype = dtype
         self.length = self.skipped = self.age = 0
-        self.capacity = _rounded(capacity)
+        self.capacity = rounded(capacity)
         self.rows: Tensor | None = None
         self.write: Write = index_copy
         self.stateful = False
@@ -70,15 +73,25 @@ class KVCache(Cache):
         self._blocks: dict[tuple, tuple[Tensor, Iterator[Tensor]]] = {}
         super().__init__(layers=[CacheLayer(self, kind) for kind in kinds])
 
-    def buffers(self, keys: Tensor, values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    @property
+    def whole(self) -> KVCache:
+        """The cache whose buffers hold the rows: this one, or a pool's."""
+        return self
+
+    @property
+    def blocks(self) -> list[Tensor]:
+        """The rows [m, Hkv, capacity, D] of each kind of layers."""
+        return [block for block, _ in list(self._blocks.values())]
+
+    def buffers(self, layer: CacheLayer, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Returns a layer's buffers [1, Hkv, capacity, D] for rows like these [1, Hkv, n, D], as they are `stored`.
 
         They are the next views of a block [m, Hkv, capacity, D] for all layers of the kind, so that `keep`
         moves the rows of all layers at once.  One block also avoids fragmenting a CPU's heap: buffers
         allocated between a chunk's activations would leave gaps that no later chunk can use.
         """
-        alike = _row_shape(keys) == _row_shape(values)
-        if alike:
+        kind = layer.kind
+        if _row_shape(keys) == _row_shape(values):
             return self._buffer(keys, (kind, ""), 2), self._buffer(values, (kind, ""), 2)
         return self._buffer(keys, (kind, ""), 1), self._buffer(values, (kind, "values"), 1)
 
@@ -156,14 +169,14 @@ class KVCache(Cache):
         end = self.length + len(nodes)
         if moved < len(nodes):
             source = self.length + path[moved:]
-            for block, _ in self._blocks.values():
+            for block in self.blocks:
                 rows = block.index_select(2, sent(source, block.device))
                 block[:, :, self.length + moved : end] = rows
         self.length = end
 
     def gathered(self, rows: Tensor) -> list[Tensor]:
         """Returns copies of these rows, [n] int64 on the device, of all layers."""
-        return [block.index_select(2, rows) for block, _ in self._blocks.values()]
+        return [block.index_select(2, rows) for block in self.blocks]
 
     def put(self, rows: Tensor, copies: list[Tensor]) -> None:
         """Writes what `gathered` returned to these rows, [n] int64 on the device.
@@ -171,7 +184,7 @@ class KVCache(Cache):
         The two together are `keep` without the path on the host.  They are split so that each can safely
         run twice.
         """
-        for (block, _), copy in zip(self._blocks.values(), copies, strict=True):
+        for block, copy in zip(self.blocks, copies, strict=True):
             block.index_copy_(2, rows, copy)
 
     def keys_by_layer(self) -> Iterator[tuple[int, Tensor]]:
@@ -266,7 +279,7 @@ class KVCache(Cache):
         if capacity <= self.capacity:
             return
         state = self.state()
-        self.capacity = _rounded(capacity)
+        self.capacity = rounded(capacity)
         self._drop()
         self._fill(state)
 
@@ -313,7 +326,7 @@ class KVCache(Cache):
 
     def bytes(self) -> int:
         """Returns the allocated bytes; may be called from any thread."""
-        return sum(block.numel() * block.element_size() for block, _ in list(self._blocks.values()))
+        return sum(block.numel() * block.element_size() for block in self.blocks)
 
 
 def _row_shape(rows: Tensor) -> tuple:
@@ -328,5 +341,15 @@ def _selected(states: Tensor, rows: Tensor) -> Tensor:
     return states.gather(2, rows[None, ..., None].expand(-1, -1, -1, states.shape[3]))
 
 
-def _rounded(capacity: int) -> int:
+def rounded(capacity: int) -> int:
+    """Returns a number of rows, rounded up to a multiple of ROUND."""
     return -(-capacity // ROUND) * ROUND
+
+
+def with_room(capacity: int) -> int:
+    """Returns a number of rows with room for somewhat more, a multiple of 1 / STEPS of a power of two.
+
+    Recordings read buffers at their addresses, and a larger buffer means that they are made again.
+    """
+    step = max(ROUND, (1 << capacity.bit_length()) // STEPS)
+    return -(-capacity // step) * step

@@ -1,12 +1,15 @@
 """The target's pass over a fixed number of rows, with all inputs on the device.
 
-The launches are the same for every prefix and every tree, so they are recorded once and replayed.
+The launches are the same for every prefix, every tree and every request of a pool, so they are recorded once and
+replayed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,34 +37,90 @@ def why_not_fixed(attention: str) -> str:
     return available()["triton"]
 
 
-class StaticPass:
-    """A pass of `rows` rows on one cache: `load` a tree, then `forward`, then `settle`.
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """A tree of one request in a pass.
 
-    Logits and top-k cover all rows; dead rows see the prefix and themselves, and are never accepted.
+    Attributes:
+        tree: The tree.
+        cache: The request's cache.
+        rule: Draws the target's tokens after the nodes.
     """
 
-    def __init__(self, target: Target, cache: KVCache, rows: int, wants: Wants, regions: Regions) -> None:
+    tree: Tree
+    cache: KVCache
+    rule: DrawThenWalk
+
+    @property
+    def rows(self) -> int:
+        """Rows that it needs, those of dead nodes included."""
+        if isinstance(self.tree, PaddedTree):
+            return self.tree.rows
+        return len(self.tree)
+
+
+class Loaded(NamedTuple):
+    """A slot and its rows of a pass."""
+
+    slot: Slot
+    rows: slice
+
+
+class StaticPass:
+    """A pass of `rows` rows on the buffers of one cache: `load` trees, then `forward`, then `settle`.
+
+    Logits and top-k cover all rows; dead rows see the prefix and themselves, and are never accepted.
+
+    Args:
+        target: The target.
+        cache: The cache itself, or the whole of the pool that the requests' caches are parts of.
+        rows: Number of rows.
+        wants: What the target reports.
+        regions: Record the pass, or run it anew each time.
+        slots: Most trees.  The only one of a pass for one has all rows.
+    """
+
+    def __init__(
+        self, target: Target, cache: KVCache, rows: int, wants: Wants, regions: Regions, slots: int = 1
+    ) -> None:
         self.target = target
         self.cache = cache
         self.rows = rows
         self.wants = wants
         self.regions = regions
+        self.slots = slots
         device = target.device
-        self.inputs = torch.zeros(FIELDS * rows + NUMBERS, dtype=torch.int64, device=device)
+        self.inputs = torch.zeros(FIELDS * rows + NUMBERS * slots, dtype=torch.int64, device=device)
         self.draws = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.keys: dict[int, Tensor] = {}  # of a rule whose keys have so many dimensions
-        self._geometry: Geometry | None = None  # of the tree that was loaded, once `forward` ran
+        self.loaded: list[Loaded] = []
+        self._keys: dict[tuple, Tensor] = {}  # by the number of a law and the shape of its keys
+        self._drawn: dict[int, Tensor] = {}  # by the number of a law, the rows that draw by it
+        self._geometry: Geometry | None = None  # of the trees that were loaded, once `forward` ran
 
-    def load(self, tree: Tree) -> None:
-        """Copies the pass's inputs to the device at once; for a tree on the device only the two `NUMBERS` are
-        copied."""
-        numbers = torch.tensor([self.cache.length, self.cache.position])
-        if isinstance(tree, ProposalTree):
-            record = torch.cat([PaddedTree.pack(tree, self.rows).flatten(), numbers])
-            self.inputs.copy_(sent(record, self.inputs.device))
-        else:
-            self.inputs[:-NUMBERS] = tree.record().flatten()
-            self.inputs[-NUMBERS:] = sent(numbers, self.inputs.device)
+    def load(self, *slots: Slot) -> None:
+        """Copies the pass's inputs to the device at once; trees that are there already follow."""
+        record = torch.zeros(FIELDS, self.rows, dtype=torch.int64)
+        numbers = torch.zeros(NUMBERS, self.slots, dtype=torch.int64)
+        self.loaded = []
+        first = 0
+        for index, slot in enumerate(slots):
+            count = self.rows if self.slots == 1 else slot.rows
+            rows = slice(first, first + count)
+            if isinstance(slot.tree, ProposalTree):
+                record[:, rows] = PaddedTree.pack(slot.tree, count)
+            cache = slot.cache
+            numbers[:, index] = torch.tensor([first, count, cache.base, cache.length, cache.position])
+            self.loaded.append(Loaded(slot, rows))
+            first += count
+        numbers[0, len(slots) :] = first
+        self.inputs.copy_(sent(torch.cat([record.flatten(), numbers.flatten()]), self.inputs.device))
+        for slot, rows in self.loaded:
+            if isinstance(slot.tree, PaddedTree):
+                self._record(self.inputs)[:, rows] = slot.tree.record()
+
+    def _record(self, inputs: Tensor) -> Tensor:
+        """Returns the trees' part [FIELDS, rows] of a pass's numbers."""
+        return inputs[: FIELDS * self.rows].view(FIELDS, self.rows)
 
     def forward(self) -> tuple[Report, Tensor]:
         """Returns (report of all rows, absolute position [n] int64 of the token after each row)."""
@@ -71,7 +130,10 @@ class StaticPass:
     def _forward(self) -> tuple[Report, Geometry]:
         target = self.target
         kernels = target.fused_kernels
-        given = geometry(self.inputs) if kernels is None else Geometry(*kernels.geometry(self.inputs))
+        if kernels is None:
+            given = geometry(self.inputs, self.slots)
+        else:
+            given = Geometry(*kernels.geometry(self.inputs, self.slots))
         places, positions, _ = given.places
         run = PassContext([given.layout], target.fixed_backend)
         with ExitStack() as stack:
@@ -98,58 +160,96 @@ class StaticPass:
         hidden = {layer: rows[0] for layer, rows in hidden.items()}
         return Report(logits, topk, hidden, last.get("hidden"), {}, probabilities), given
 
-    def settle(self, report: Report, positions: Tensor, rule: DrawThenWalk) -> tuple[Walked, Report, Tensor]:
-        """Draws one token per node, walks, and moves the path's rows in the cache.
+    def settle(self, report: Report, positions: Tensor) -> tuple[Walked | None, Report, Tensor]:
+        """Draws one token per node, walks, and moves the paths' rows in the cache.
 
-        The caller raises the cache's length.
+        The caller raises the lengths of the caches.
 
         Returns:
-            The walk, the report with hidden and final rows in path order, and [m] int64 for `unpack`: the
-            tree's record, the path, its length and the next token.
+            The walk, if the pass is for one tree and was recorded; the report with hidden and final rows in the order
+            of the paths; and [m] int64 for `unpack`: the trees' record, the paths, their lengths and the next tokens.
         """
-        given = rule.keys(positions)
-        if given.ndim not in self.keys:
-            self.keys[given.ndim] = torch.zeros_like(given)
-        keys = self.keys[given.ndim]
-        keys.copy_(given)
-        self.regions.latest((self, "draw"), rule.law, lambda: self._draw(report.logits, keys, rule))
+        laws: dict[Hashable, list[Loaded]] = {}
+        for loaded in self.loaded:
+            laws.setdefault(loaded.slot.rule.law, []).append(loaded)
+        for number, (law, members) in enumerate(laws.items()):
+            self._draw(report.logits, positions, number, law, members)
         walked, kept, record, moved = self.regions((self, "settle"), lambda: self._settle(report))
         self.regions((self, "commit"), lambda: self.cache.put(self._known.places[0], moved))
+        if self.slots > 1 or self.regions.runs_eagerly:
+            return None, kept, record
         return walked, kept, record
 
-    def _draw(self, logits: Tensor, keys: Tensor, rule: DrawThenWalk) -> None:
+    def _draw(
+        self, logits: Tensor, positions: Tensor, number: int, law: Hashable, members: Sequence[Loaded]
+    ) -> None:
+        """Draws by one law; rows of a second or further law get their draws alone."""
+        rule = members[0].slot.rule
+        keys = self._keys_of(positions, number, members)
+        if not number:
+            self.regions.latest((self, "draw"), law, lambda: self._draw_all(logits, keys, rule))
+            return
+        mine = torch.zeros(self.rows, dtype=torch.bool)
+        for _, rows in members:
+            mine[rows] = True
+        drawn = self._drawn.setdefault(number, torch.zeros(self.rows, dtype=torch.bool, device=logits.device))
+        drawn.copy_(sent(mine, logits.device))
+
+        def draw_mine() -> None:
+            self.draws.copy_(torch.where(drawn, rule.marked(logits, rule.choose(logits, keys)), self.draws))
+
+        self.regions.latest((self, "draw", number), law, draw_mine)
+
+    def _keys_of(self, positions: Tensor, number: int, members: Sequence[Loaded]) -> Tensor:
+        """Returns the keys of all rows, in a buffer of the number's own."""
+        if all(slot.rule == members[0].slot.rule for slot, _ in members):
+            members = [Loaded(members[0].slot, slice(None))]  # one call for all rows
+        for slot, rows in members:
+            given = slot.rule.keys(positions[rows])
+            name = number, *given.shape[1:]
+            if name not in self._keys:
+                self._keys[name] = given.new_zeros(self.rows, *given.shape[1:])
+            self._keys[name][rows].copy_(given)
+        return self._keys[name]
+
+    def _draw_all(self, logits: Tensor, keys: Tensor, rule: DrawThenWalk) -> None:
         self.draws.copy_(rule.marked(logits, rule.choose(logits, keys)))
 
     def _settle(self, report: Report) -> tuple[Walked, Report, Tensor, list[Tensor]]:
         given = self._known
         kernels = self.target.fused_kernels
         walk = accepted if kernels is None else kernels.accepted
-        record, (nodes, places) = walk(self.inputs, given.words, self.draws)
+        record, (nodes, places) = walk(self.inputs, given.words, self.draws, self.slots)
         moved = self.cache.gathered(places)
         hidden = {layer: rows[nodes] for layer, rows in report.hidden.items()}
         final = None if report.final is None else report.final[nodes]
         kept = replace(report, hidden=hidden, final=final)
-        path, length, _ = record[FIELDS * self.rows :].split([self.rows, 1, 1])
-        return Walked(given.tree(self.inputs), path, length, report.topk), kept, record, moved
+        path, lengths, _ = record[FIELDS * self.rows :].split([self.rows, self.slots, self.slots])
+        return Walked(given.tree(self.inputs), path, lengths[:1], report.topk), kept, record, moved
 
-    def unpack(self, record: Tensor, tree: Tree) -> tuple[ProposalTree, Tensor, Tensor, int]:
-        """Brings the results to the host, by the step's one device sync.
+    def unpack(self, record: Tensor, index: int, loaded: Loaded) -> tuple[ProposalTree, Tensor, Tensor, int]:
+        """Reads a tree's results.
+
+        Args:
+            record: What `settle` returned, on the host.
+            index: The number of the slot.
+            loaded: The slot and its rows, as they were loaded.
 
         Returns:
-            The loaded tree, the rows of its nodes, its path and the next token.
+            The loaded tree, the rows of its nodes among those of the slot, its path and the next token.
 
         Raises:
             ValueError: the logits after the path are NaN or infinite.
         """
-        copied = record.to("cpu", copy=True)  # also from a CPU, because the next pass overwrites the record
-        fields, path, (length, following) = copied.split([FIELDS * self.rows, self.rows, 2])
-        fields = fields.view(FIELDS, self.rows)
-        path = path[: int(length)]
+        _, path, lengths, following = record.split([FIELDS * self.rows, self.rows, self.slots, self.slots])
+        fields = self._record(record)[:, loaded.rows]
+        path = path[loaded.rows][: int(lengths[index])]
         live = PaddedTree.unpack(fields).live
+        tree = loaded.slot.tree
         if isinstance(tree, PaddedTree):
             path = (live.cumsum(0) - 1)[path]
             tree = PaddedTree.host(fields, tree.stage)
-        return tree, live.nonzero().flatten(), path, checked(int(following))
+        return tree, live.nonzero().flatten(), path, checked(int(following[index]))
 
     @property
     def _known(self) -> Geometry:

@@ -19,8 +19,9 @@ from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
-from longgraft.target_model.static_pass import StaticPass
-from longgraft.trees.padded import SIZES, PaddedTree, Tree, on_host, size_of
+from longgraft.target_model.recorded_passes import RecordedPasses
+from longgraft.target_model.static_pass import Slot
+from longgraft.trees.padded import SIZES, Tree, on_host
 from longgraft.trees.tree import ROOT, ProposalTree
 
 
@@ -146,56 +147,32 @@ class Verifier:
             topk_probabilities=report.topk_probabilities,
         )
 
-    @torch.inference_mode()
     def _fixed(self, tree: Tree, wants: Wants, rule: DrawThenWalk) -> Callable[[], Observation]:
         since = self.clock.now(wait=False)
-        rows = tree.rows if isinstance(tree, PaddedTree) else size_of(len(tree))
-        key = self.cache, self.cache.age, rows, wants
-        fixed = self.regions.kept(key, lambda: StaticPass(self.target, self.cache, rows, wants, self.regions))
+        whole = self.cache.whole
+        passes = self.regions.kept((whole, whole.age), lambda: RecordedPasses(self.target, whole, self.regions))
         with self.clock.part("verify"):
-            fixed.load(tree)
-            report, positions = fixed.forward()
-        with self.clock.part("accept"):
-            walked, kept, record = fixed.settle(report, positions, rule)
-        done = None
-        if self.target.device.type == "cuda":
-            done = torch.cuda.Event()
-            done.record()
+            launched = passes.run(Slot(tree, self.cache, rule), wants)
 
-        @torch.inference_mode()
         def finish() -> Observation:
-            over = done is not None and done.query()
+            over = launched.over
             with self.clock.part("accept"):
-                host, nodes, path, next_token = fixed.unpack(record, tree)
+                host, path, next_token, report = launched.result()
                 self.cache.length += len(path)
             seconds = self.clock.now(wait=False) - since
             if over:  # then this is the time of what the host did meanwhile
                 seconds = 0.0
-            # Copied, because the next pass overwrites these tensors.
-            topk = _copied(report.topk, nodes)
-            probabilities = _copied(report.topk_probabilities, nodes)
-            hidden = {layer: rows[: len(path)].clone() for layer, rows in kept.hidden.items()}
-            final = None if kept.final is None else kept.final[: len(path)].clone()
             return Observation(
                 host,
                 path,
                 next_token,
-                topk,
-                hidden,
-                final,
+                report.topk,
+                report.hidden,
+                report.final,
                 seconds=seconds,
-                walked=walked,
+                walked=launched.walked,
                 cache=self.cache if wants.cache else None,
-                topk_probabilities=probabilities,
+                topk_probabilities=report.topk_probabilities,
             )
 
         return finish
-
-
-def _copied(rows: Tensor | None, nodes: Tensor) -> Tensor | None:
-    """Returns a copy of the rows `nodes`, ascending and on the host; None for none."""
-    if rows is None:
-        return None
-    if nodes[-1] == len(nodes) - 1:  # usually they are the first rows, and a slice suffices
-        return rows[: len(nodes)].clone()
-    return rows[sent(nodes, rows.device)]

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from longgraft.acceptance.rules import Greedy
 from longgraft.config.settings import Settings
 from longgraft.memories.draft_cache import DraftCache
 from longgraft.methods.needs import Need, Sources
@@ -21,7 +22,7 @@ from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.devices import sent
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
-from longgraft.target_model.static_pass import StaticPass
+from longgraft.target_model.static_pass import Slot, StaticPass
 from longgraft.trees.padded import SIZES, PaddedTree, size_of
 from longgraft.trees.tree import ProposalTree
 
@@ -118,7 +119,7 @@ class DraftModelCache(DraftCache):
             (*key, n),
             lambda: PaddedTree.of(ProposalTree.chain(torch.zeros(n, dtype=torch.int64)), rows, self.model.device),
         )
-        fixed.load(replace(chain, tokens=F.pad(tokens, (0, rows - n))))
+        fixed.load(Slot(replace(chain, tokens=F.pad(tokens, (0, rows - n))), self.cache, Greedy()))
         return fixed.forward()[0].logits[n - 1 : n].clone()
 
     def _as_target(self, logits: Tensor) -> Tensor:

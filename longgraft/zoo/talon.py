@@ -126,7 +126,7 @@ class TalonDrafter:
             return layer, layer.record
 
         if padded:
-            return self.regions((self, self.memory.cache.age, name), region)
+            return self.regions((self, self.memory, self.memory.cache.age, name), region)
         return region()
 
     def _first(self, width: int) -> _TreeLayer:

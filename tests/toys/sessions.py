@@ -122,10 +122,13 @@ def repeatable(
     parts = parts or toy_parts(**more)
 
     def lane() -> Lane:
-        own = replace(parts, kept={}, clock=Clock(), regions=parts.regions.anew())
+        own = replace(parts, kept={}, clock=Clock())
         return Lane(own.target, build(method, own, adaptive=True), own.clock, own.regions, verifies(method, own))
 
-    return Session(Engine(lane(), find(method).budget, chunk, prefixes, lane, earlier), None)
+    first = lane()
+    return Session(
+        Engine(first, find(method).budget, chunk, prefixes, lambda: lane().beside(first), earlier), None
+    )
 
 
 def beside(session: Session, *asked, **options) -> Request:

@@ -1,0 +1,287 @@
+"""Requests that share recorded passes over one pool get the answers that each would get alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from toys.oracle import plain
+from toys.recorder import recorder
+from toys.sessions import beside, repeatable, toy_parts, toy_prompt
+from toys.trees import random_tree
+
+from longgraft.acceptance.rules import Greedy, Replay, Sampled
+from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.generation_request import GenerationRequest
+from longgraft.engine.scheduler import Scheduled, Scheduler, advance
+from longgraft.engine.session import Session
+from longgraft.prefill.prefixes import Prefixes
+from longgraft.protocol.observation import Wants
+from longgraft.runtime.cuda_graphs import Regions
+from longgraft.runtime.kv_pool import KVPool
+from longgraft.target_model.passes import Segment
+from longgraft.target_model.recorded_passes import RecordedPasses
+from longgraft.target_model.static_pass import Slot, StaticPass
+from longgraft.trees.padded import PaddedTree
+from longgraft.trees.tree import ProposalTree
+
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, top_k=30, top_p=0.95, seed=5)
+LENGTHS = (60, 45, 9, 130, 60, 33, 20, 75)
+SAMPLINGS = (GREEDY, SAMPLED, Sampling(temperature=0.8, top_k=30, top_p=0.95, seed=6), Sampling(temperature=1.2, seed=1))
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fills what a request leaves in a pool with NaN."""
+    give_back = KVPool.give_back
+
+    def spoilt(self, start: int) -> None:
+        rows = self._taken[start]
+        for block in self.whole.blocks:
+            block[:, :, start : start + rows] = float("nan")
+        give_back(self, start)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(KVPool, "give_back", spoilt)
+        yield
+
+
+def answers(session: Session, asked: list[GenerationRequest], most: int, stagger: int = 0) -> list[list[int]]:
+    """Runs these requests in a scheduler, each a few rounds after the one before; returns their answers."""
+    scheduler = Scheduler(session, most)
+    entries = [Scheduled(requested) for requested in asked]
+    said = {id(entry): [] for entry in entries}
+    waiting = list(entries)
+    rounds = 0
+    with torch.no_grad():
+        while waiting or not scheduler.idle:
+            if waiting and rounds % (stagger + 1) == 0:
+                scheduler.add(waiting.pop(0))
+            rounds += 1
+            for entry, step, _ in scheduler.step():
+                if isinstance(step, Exception):
+                    raise step
+                said[id(entry)] += step.tokens
+    return [said[id(entry)] for entry in entries]
+
+
+def asked_of(count: int) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(toy_prompt(length), 6 + 3 * (n % 3), SAMPLINGS[n % 4])
+        for n, length in enumerate(LENGTHS[:count])
+    ]
+
+
+def wanted_of(asked: list[GenerationRequest], family: str = "llama") -> list[list[int]]:
+    return [plain(family, len(one.ids), one.max_new_tokens, one.sampling) for one in asked]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("method", ["ar", "pld", "suffix", "graft-x", "graft-x-text", "token-recycling", "eagle3", "graft"])
+@pytest.mark.parametrize("stagger", [0, 3])
+def test_answers_of_requests_that_share_recorded_passes_are_those_of_each_alone(method, stagger):
+    regions = Regions(recorder)
+    session = repeatable(method, regions=regions)
+    asked = asked_of(5)
+    with poisoned():
+        assert answers(session, asked, 3, stagger) == wanted_of(asked)
+    assert regions.fixed and any(key[0].slots == 4 for key in regions.recordings if isinstance(key[0], StaticPass))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "mistral", "gpt-oss"])
+def test_families_share_recorded_passes(family):
+    session = repeatable("graft-x", family=family, regions=Regions(recorder))
+    asked = [one for one in asked_of(8) if one.sampling == GREEDY] + [GenerationRequest(toy_prompt(31), 9, GREEDY)]
+    with poisoned():
+        assert answers(session, asked, 8, 1) == wanted_of(asked, family)
+
+
+def launches(monkeypatch) -> list[tuple[int, int]]:
+    """Lists (rows, trees) of each pass that is launched from now on."""
+    seen = []
+    load = StaticPass.load
+
+    def noted(self, *slots):
+        seen.append((self.rows, len(slots)))
+        load(self, *slots)
+
+    monkeypatch.setattr(StaticPass, "load", noted)
+    return seen
+
+
+def decoding(session: Session, count: int, new: int = 40) -> list:
+    """Opens so many requests and reads their prompts; each has its first token."""
+    requests = [session.open(toy_prompt(LENGTHS[0]), new, GREEDY)]
+    requests += [beside(session, toy_prompt(length), new, GREEDY) for length in LENGTHS[1:count]]
+    for request in requests:
+        while not request.step().tokens:
+            pass
+    return requests
+
+
+@pytest.mark.parametrize("count", [1, 4, 8])
+def test_a_step_of_all_requests_is_one_pass_and_one_wait(count, monkeypatch):
+    session = repeatable("ar", regions=Regions(recorder))
+    with torch.no_grad():
+        requests = decoding(session, count)
+        advance(requests)
+        seen = launches(monkeypatch)
+        copies = []
+        real = torch.Tensor.to
+        monkeypatch.setattr(
+            torch.Tensor, "to", lambda self, *a, **k: (copies.append(1) if a == ("cpu",) else 0, real(self, *a, **k))[1]
+        )
+        for _ in range(3):
+            advance(requests)
+    assert seen == [(1 if count == 1 else 8, count)] * 3 and len(copies) == 3
+
+
+def test_trees_that_do_not_fit_into_a_pass_are_parted():
+    session = repeatable("ar", regions=Regions(recorder))
+    target, pool = session.target, session.engine.lanes[0].pool
+    pool.planned = 256 * 20
+    caches = [pool.cache() for _ in range(18)]
+    for cache in caches:
+        cache.reserve(100)
+        target.run([Segment(ProposalTree.chain(torch.tensor(toy_prompt(5))), cache, "none")], Wants())
+        cache.keep(torch.arange(5))
+    passes = RecordedPasses(target, pool.whole, session.engine.regions)
+    trees = [random_tree(1 + 3 * n % 40, n) for n in range(18)]
+    found = passes.forward([Slot(tree, cache, Greedy()) for tree, cache in zip(trees, caches, strict=True)], Wants())
+    assert [launched.result()[0] for launched in found] == trees
+    assert {(fixed.rows, fixed.slots) for fixed in passes._passes.values()} <= {(256, 16), (128, 16), (64, 4), (128, 4)}
+
+
+@torch.inference_mode()
+def test_one_tree_among_empty_slots_reports_what_it_reports_alone():
+    parts = toy_parts(regions=Regions(recorder))
+    target = parts.target
+    pool = KVPool(target.cache(0), 1024)
+    other, cache = pool.cache(), pool.cache()
+    for one in (other, cache):
+        one.reserve(200)
+    for block in pool.whole.blocks:
+        block.fill_(float("nan"))
+    target.run([Segment(ProposalTree.chain(torch.tensor(toy_prompt(50))), cache, "none")], Wants())
+    for block in pool.whole.blocks:
+        block[:, :, cache.base + 50 :] = float("nan")
+        block[:, :, : cache.base] = float("nan")
+    cache.keep(torch.arange(50))
+    wants = Wants(layers=(0, 2), final=True, topk=4)
+    tree = random_tree(11, 3)
+    for given in (tree, PaddedTree.of(tree, 16, target.device)):
+        fixed = StaticPass(target, pool.whole, 32, wants, parts.regions, slots=16)
+        for _ in range(2):
+            (expected,) = target.run([Segment(tree, cache)], wants)
+            fixed.load(Slot(given, cache, Greedy()))
+            report, _ = fixed.forward()
+            torch.testing.assert_close(report.logits[:11], expected.logits, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(report.hidden[2][:11], expected.hidden[2], atol=1e-5, rtol=1e-4)
+            assert torch.equal(report.topk[:11], expected.topk)
+
+
+def test_each_row_of_a_pass_draws_by_the_settings_of_its_request():
+    parts = toy_parts(regions=Regions(recorder))
+    target = parts.target
+    pool = KVPool(target.cache(0), 2048)
+    rules = [Greedy(), Sampled(0.9, seed=3), Sampled(0.9, seed=4), Replay([7, 8, 9], 41), Sampled(1.5, top_k=5, seed=1)]
+    slots = []
+    for rule in rules:
+        cache = pool.cache()
+        cache.reserve(200)
+        target.run([Segment(ProposalTree.chain(torch.tensor(toy_prompt(40))), cache, "none")], Wants())
+        cache.keep(torch.arange(40))
+        slots.append(Slot(random_tree(5, 1), cache, rule))
+    passes = RecordedPasses(target, pool.whole, parts.regions)
+    for _ in range(2):
+        alone = [passes.forward([slot], Wants())[0].result()[1:3] for slot in slots]
+        shared = [launched.result()[1:3] for launched in passes.forward(slots, Wants())]
+        assert [(path.tolist(), token) for path, token in shared] == [(path.tolist(), token) for path, token in alone]
+        assert len({token for _, token in alone}) > 2
+
+
+def test_a_request_that_rests_gets_the_result_of_its_own_pass():
+    session = repeatable("ar", regions=Regions(recorder))
+    with torch.no_grad():
+        first, second = decoding(session, 2)
+        said = {first: [], second: []}
+        for requests in ((first, second), (second,), (second,), (first,), (first, second)):
+            for request, step in zip(requests, advance(list(requests)), strict=True):
+                said[request] += step.tokens
+    for request, length in ((first, LENGTHS[0]), (second, LENGTHS[1])):
+        assert said[request] == plain("llama", length, 40, GREEDY)[1 : 1 + len(said[request])]
+
+
+def test_a_request_that_is_cancelled_within_a_step_leaves_the_others_theirs():
+    session = repeatable("graft-x", regions=Regions(recorder))
+    with torch.no_grad(), poisoned():
+        requests = decoding(session, 3)
+        for memory in session.engine.lanes[1].proposer.memories:
+            memory.observe = lambda seen, real=memory.observe: (requests[1].cancel(), real(seen))
+        steps = [advance(requests) for _ in range(2)]
+        assert steps[1][1] is None and requests[1].finish_reason == "cancelled"
+        later = beside(session, toy_prompt(50), 8, GREEDY)  # in the segment of the one that ended
+        rest = [[], [], []]
+        while later.finish_reason is None:
+            for said, step in zip(rest, advance([requests[0], requests[2], later]), strict=True):
+                said += step.tokens
+    assert rest[2] == plain("llama", 50, 8, GREEDY)
+    for index, slot in ((0, 0), (2, 1)):
+        whole = [token for step in steps for token in step[index].tokens] + rest[slot]
+        assert whole == plain("llama", LENGTHS[index], 40, GREEDY)[1 : 1 + len(whole)]
+
+
+def test_logits_that_are_no_numbers_end_their_own_request_alone(monkeypatch):
+    session = repeatable("ar", regions=Regions(recorder))
+    with torch.no_grad():
+        first, second = decoding(session, 2)
+        advance([first, second])
+        for layer in second.verifier.cache.layers:
+            layer.values[:, :, :5] = float("nan")
+        advance([first, second])  # takes the passes that were launched before
+        found = advance([first, second])
+    assert found[0].tokens and isinstance(found[1], ValueError) and "NaN" in str(found[1])
+
+
+def test_kept_prompts_are_recalled_into_the_pool():
+    session = repeatable("graft", regions=Regions(recorder), prefixes=Prefixes(2**30, 16))
+    longer = toy_prompt(75)
+    with poisoned():
+        answers(session, [GenerationRequest(longer, 4)], 2)
+        asked = [GenerationRequest(longer, 8), GenerationRequest(toy_prompt(20), 8)]
+        assert answers(session, asked, 2) == wanted_of(asked)
+    assert session.engine.prefixes.bytes
+
+
+def test_a_longer_prompt_needs_no_new_recording():
+    regions = Regions(recorder)
+    session = repeatable("ar", regions=regions)
+    session.engine.plan_pool(2)
+    for length in (60, 300, 9):
+        asked = [GenerationRequest(toy_prompt(length), 6)]
+        assert answers(session, asked, 2) == wanted_of(asked)
+        made = regions.recorded if length == 60 else made
+    assert regions.recorded == made
+
+
+def test_a_request_without_rows_waits_for_those_before_it():
+    session = repeatable("ar", regions=Regions(recorder))
+    scheduler = Scheduler(session, 8)
+    pool = session.engine.lanes[0].pool
+    pool.planned = 600  # two segments of 256
+    asked = asked_of(5)
+    entries = [Scheduled(one) for one in asked]
+    said = {id(entry): [] for entry in entries}
+    most = 0
+    for entry in entries:
+        scheduler.add(entry)
+    with torch.no_grad(), poisoned():
+        while not scheduler.idle:
+            for entry, step, _ in scheduler.step():
+                said[id(entry)] += step.tokens
+            most = max(most, len(scheduler.running))
+            assert 0 <= scheduler.filled <= 1
+    assert most == 2 and [said[id(entry)] for entry in entries] == wanted_of(asked)
