@@ -53,9 +53,9 @@ class StaticPass:
         self._geometry: Geometry | None = None  # of the tree that was loaded, once `forward` ran
 
     def load(self, tree: Tree) -> None:
-        """Copies the pass's inputs to the device at once; for a tree on the device only the two `NUMBERS` are
+        """Copies the pass's inputs to the device at once; for a tree on the device only the `NUMBERS` are
         copied."""
-        numbers = torch.tensor([self.cache.length, self.cache.position])
+        numbers = torch.tensor([0, self.rows, 0, self.cache.length, self.cache.position])
         if isinstance(tree, ProposalTree):
             record = torch.cat([PaddedTree.pack(tree, self.rows).flatten(), numbers])
             self.inputs.copy_(sent(record, self.inputs.device))
@@ -71,7 +71,7 @@ class StaticPass:
     def _forward(self) -> tuple[Report, Geometry]:
         target = self.target
         kernels = target.fused_kernels
-        given = geometry(self.inputs) if kernels is None else Geometry(*kernels.geometry(self.inputs))
+        given = geometry(self.inputs, 1) if kernels is None else Geometry(*kernels.geometry(self.inputs, 1))
         places, positions, _ = given.places
         run = PassContext([given.layout], target.fixed_backend)
         with ExitStack() as stack:
@@ -124,7 +124,7 @@ class StaticPass:
         given = self._known
         kernels = self.target.fused_kernels
         walk = accepted if kernels is None else kernels.accepted
-        record, (nodes, places) = walk(self.inputs, given.words, self.draws)
+        record, (nodes, places) = walk(self.inputs, given.words, self.draws, 1)
         moved = self.cache.gathered(places)
         hidden = {layer: rows[nodes] for layer, rows in report.hidden.items()}
         final = None if report.final is None else report.final[nodes]
