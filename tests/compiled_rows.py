@@ -48,7 +48,7 @@ TYPES = {
     "ORIGIN": "*i8",
     "LIVE": "*i1",
     "WORDS": "*i32",
-    "DEPTHS": "*i32",
+    "SIZES": "*i32",
     "PLACES": "*i64",
     "DRAWS": "*i64",
     "RECORD": "*i64",

@@ -239,7 +239,7 @@ def test_kernels_that_compute_something_else_are_named(dtype):
     assert other("gated", lambda gated, gate, up, name: gated(up, gate, name)) == ["silu", "tanh"]
     assert other("rotary", lambda rotary, q, k, cos, sin: rotary(q, k, cos, -sin)) == ["rotated q", "rotated k"]
     assert other("write", lambda write, keys, values, k, v, rows: write(keys, values, v, k, rows)) == ["written rows"]
-    assert other("geometry", lambda geometry, x: geometry(x)._replace(words=-geometry(x).words)) == ["the tree's words"]
+    assert other("geometry", lambda tree, *x: tree(*x)._replace(words=-tree(*x).words)) == ["the tree's words"]
     assert other("accepted", lambda accepted, *x: (accepted(*x)[0].flip(0), accepted(*x)[1])) == ["the tree's path"]
     assert other("topk", lambda topk, x, k, both: (topk(x, k, both)[0].flip(1), topk(x, k, both)[1])) == [
         "top-k",

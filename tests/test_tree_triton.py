@@ -1,4 +1,5 @@
-"""Tree and walk by Triton equal torch's: in Triton's interpreter, or on the device if there is one."""
+"""Forests and their walks by Triton equal torch's (in Triton's interpreter, or on the device if there is one), and
+torch's equal those of each slot's own tree."""
 
 from __future__ import annotations
 
@@ -6,28 +7,58 @@ import random
 
 import pytest
 import torch
+from toys.recorder import recorder
 from toys.trees import drawn, grown, scattered
 
+from longgraft.acceptance.rules import walk
+from longgraft.attention.layout import words
 from longgraft.kernels import tree_triton
 from longgraft.target_model import pass_geometry
-from longgraft.target_model.pass_geometry import Geometry
-from longgraft.trees.padded import SIZES, PaddedTree
-from longgraft.trees.tree import ProposalTree
+from longgraft.target_model.pass_geometry import NUMBERS, Geometry
+from longgraft.trees.padded import FIELDS, SIZES
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ROWS = sorted({*SIZES, 2, 5, 31, 33, 40, 63})
+MOST = SIZES[-1]  # rows of a slot
+SHAPES = [(rows, slots) for rows in (*SIZES, 128, 256) for slots in (1, 4, 16)]
+SHAPES += [(rows, 1) for rows in (2, 5, 31, 33, 40, 63)]
 
 
-def cases(rows: int):
-    """Yields (inputs, draws) of trees with dead rows between their nodes: a chain, one node, a full tree, others."""
-    for seed, (nodes, near) in enumerate([(rows, 1), (1, 99), (rows, 99), (rows, 3), (rows // 2 + 1, 2), (rows, 99)]):
-        dice = random.Random(seed)
-        tree = grown(dice, nodes, near=near, vocabulary=2 + seed)
-        padded = scattered(dice, tree, rows)
+def counts_of(dice: random.Random, rows: int, slots: int) -> list[int]:
+    """Returns the rows of each slot that is not empty."""
+    counts: list[int] = []
+    kind = dice.choice(["many", "few", "full", "one row each"])
+    for left in range(slots, dice.choice([0, slots // 2]), -1):
+        room = min(rows - sum(counts), MOST)
+        if kind == "many":
+            room = min(room, -(-(rows - sum(counts)) // left))
+        if room:
+            counts.append({"few": dice.randint(1, room), "one row each": 1}.get(kind, room))
+    return counts
+
+
+def forests(rows: int, slots: int, seeds: int = 4):
+    """Yields (inputs, draws, trees) of forests: chains, lone roots, full trees and others, with dead rows between their
+    nodes and any numbers in rows of no slot.  Trees: (first row, padded tree, host tree, draws) of each slot."""
+    for seed in range(seeds):
+        dice = random.Random(1000 * rows + 10 * slots + seed)
+        record = torch.tensor([[dice.randrange(-2, 70) for _ in range(rows)] for _ in range(FIELDS)])
         draws = torch.tensor([dice.randrange(9) for _ in range(rows)])  # those of dead rows have no effect
-        draws[padded.live] = torch.tensor(drawn(dice, tree))
-        numbers = torch.tensor([dice.choice([0, 7, 1 << 33]), dice.choice([0, 12, 1 << 33])])
-        yield torch.cat([padded.record().flatten(), numbers]).to(DEVICE), draws.to(DEVICE)
+        counts = [rows] if slots == 1 and rows <= MOST and seed < 3 else counts_of(dice, rows, slots)
+        numbers = torch.zeros(NUMBERS, slots, dtype=torch.int64)
+        numbers[0] = sum(counts)
+        trees = []
+        for slot, count in enumerate(counts):
+            first = sum(counts[:slot])
+            nodes, near = [(count, 1), (1, 99), (count, 99), (count // 2 + 1, 2)][(seed + slot) % 4]
+            tree = grown(dice, nodes, near=near, vocabulary=dice.choice([2, 4, 7]))
+            padded = scattered(dice, tree, count)
+            span = slice(first, first + count)
+            record[:, span] = padded.record()
+            draws[span][padded.live] = torch.tensor(drawn(dice, tree))
+            base, length, position = (dice.choice([0, 7, 1 << 33]) for _ in range(3))
+            numbers[:, slot] = torch.tensor([first, count, base, length, position])
+            trees.append((first, padded, tree, draws[span]))
+        yield torch.cat([record.flatten(), numbers.flatten()]).to(DEVICE), draws.to(DEVICE), trees
 
 
 def same(ours: torch.Tensor, torchs: torch.Tensor) -> bool:
@@ -36,23 +67,79 @@ def same(ours: torch.Tensor, torchs: torch.Tensor) -> bool:
     return ours.dtype == torchs.dtype and torch.equal(ours, torchs)
 
 
-@pytest.mark.parametrize("rows", ROWS)
-def test_trees_and_walks_are_torchs_to_the_last_bit(rows):
-    for inputs, draws in cases(rows):
-        expected = pass_geometry.geometry(inputs)
-        found = Geometry(*tree_triton.geometry(inputs))
+@pytest.mark.parametrize("rows, slots", SHAPES)
+def test_forests_and_walks_are_torchs_to_the_last_bit(rows, slots):
+    for inputs, draws, _ in forests(rows, slots):
+        expected = pass_geometry.geometry(inputs, slots)
+        found = Geometry(*tree_triton.geometry(inputs, slots))
         assert [name for name in Geometry._fields if not same(getattr(found, name), getattr(expected, name))] == []
-        walk = tree_triton.accepted(inputs, expected.words, draws)
-        assert all(map(same, walk, pass_geometry.accepted(inputs, expected.words, draws)))
+        walks = tree_triton.accepted(inputs, expected.words, draws, slots)
+        assert all(map(same, walks, pass_geometry.accepted(inputs, expected.words, draws, slots)))
 
 
-def test_walks_have_many_lengths():
-    """The cases above have short walks, long ones, and dead rows."""
-    lengths = {int(pass_geometry.accepted(i, pass_geometry.geometry(i).words, d)[0][-2]) for i, d in cases(64)}
-    assert min(lengths) == 1 and max(lengths) > 8 and len(lengths) > 3
+@pytest.mark.parametrize("rows, slots", SHAPES)
+def test_each_slot_is_its_own_tree(rows, slots):
+    for inputs, _, trees in forests(rows, slots):
+        found = pass_geometry.geometry(inputs.cpu(), slots)
+        numbers = inputs[-NUMBERS * slots :].view(NUMBERS, slots).cpu()
+        assert torch.equal(found.sizes[rows:], numbers[:4].int().flatten())
+        assert torch.equal(found.layout.slots, numbers[:3].int()) and torch.equal(found.layout.length, numbers[3].int())
+        assert found.words.shape == (rows, -(-min(rows, MOST) // 32))
+        for (first, tree, _, _), (*_, base, length, position) in zip(trees, numbers.T.tolist(), strict=False):
+            span = slice(first, first + tree.rows)
+            assert same(found.scores[span], tree.scores) and torch.equal(found.origin[span], tree.origin)
+            assert torch.equal(found.live[span], tree.live) and torch.equal(found.sizes[span], tree.depths.int())
+            seen = words(torch.nn.functional.pad(tree.ancestors, (0, min(rows, MOST) - tree.rows)))
+            assert torch.equal(found.words[span], seen)
+            places = [base + length + tree.index, position + tree.depths, position + tree.depths + 1]
+            assert torch.equal(found.places[:, span], torch.stack(places))
+        used = sum(tree.rows for _, tree, _, _ in trees)
+        after = torch.arange(used, rows)
+        assert torch.equal(found.places[:, used:], torch.stack([after, 0 * after, 0 * after + 1]))
+        assert not found.live[used:].any() and not found.words[used:].any() and not found.sizes[used:rows].any()
 
 
-def test_a_tree_of_more_rows_than_an_int64_has_bits_is_refused():
-    tree = PaddedTree.pack(ProposalTree.root_only(3), SIZES[-1] + 1)
-    with pytest.raises(AssertionError, match="65 rows; the bits of an int64 hold 64"):
-        tree_triton.geometry(torch.cat([tree.flatten(), torch.zeros(2, dtype=torch.int64)]))
+@pytest.mark.parametrize("rows, slots", SHAPES)
+def test_each_slot_walks_its_own_tree(rows, slots):
+    for inputs, draws, trees in forests(rows, slots):
+        inputs, draws = inputs.cpu(), draws.cpu()
+        places, _, _ = pass_geometry.geometry(inputs, slots).places
+        paths, lengths, tokens = torch.full((rows,), -1), [0] * slots, [0] * slots
+        nodes = torch.arange(rows)
+        for slot, (first, padded, tree, drawn_there) in enumerate(trees):
+            live = padded.live.nonzero().flatten()
+            path, tokens[slot] = walk(tree, drawn_there[live].tolist().__getitem__)
+            lengths[slot] = len(path)
+            paths[first : first + len(path)] = live[path]
+            nodes[first : first + len(path)] = first + live[path]
+        record, kept = pass_geometry.accepted(inputs, pass_geometry.geometry(inputs, slots).words, draws, slots)
+        assert torch.equal(record, torch.cat([inputs[: FIELDS * rows], paths, torch.tensor(lengths + tokens)]))
+        assert torch.equal(kept, torch.stack([nodes, places[nodes]]))
+
+
+def test_forests_have_walks_of_many_lengths_empty_slots_and_rows_of_no_slot():
+    lengths, empty, spare = set(), set(), set()
+    for inputs, draws, trees in forests(256, 16, 20):
+        seen = pass_geometry.geometry(inputs, 16).words
+        lengths |= set(pass_geometry.accepted(inputs, seen, draws, 16)[0][-32:-16].tolist())
+        empty.add(len(trees) < 16)
+        spare.add(sum(tree.rows for _, tree, _, _ in trees) < 256)
+    assert min(lengths) <= 1 and max(lengths) > 8 and len(lengths) > 4
+    assert empty == spare == {True, False}
+
+
+def test_one_recording_serves_other_forests():
+    """Forests of other trees, slots and rows replay the operations of the first one."""
+    cases = [(inputs, draws) for inputs, draws, _ in forests(128, 4, 8)]
+    inputs, draws = (one.clone() for one in cases[0])
+
+    def region():
+        found = pass_geometry.geometry(inputs, 4)
+        return *found, *pass_geometry.accepted(inputs, found.words, draws, 4)
+
+    replay, returned = recorder(region)
+    for given, drawn_there in cases:
+        inputs.copy_(given)
+        draws.copy_(drawn_there)
+        replay()
+        assert all(map(same, returned, region()))

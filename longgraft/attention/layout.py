@@ -189,12 +189,14 @@ class DeviceLayout:
         depths: [n] int32.
         column_depths: [m] int32.
         words: [n, ceil(m / 32)] int32; bit j of word w of row i is set if row i sees own column 32 w + j.
+        slots: [3, S] int32: first row, number of rows and base of each slot; None: one slot with all rows at base 0.
     """
 
     length: Tensor
     depths: Tensor
     column_depths: Tensor
     words: Tensor
+    slots: Tensor | None = None
 
     @classmethod
     def of(cls, length: Tensor, depths: Tensor, column_depths: Tensor, visible: Tensor) -> DeviceLayout:

@@ -46,8 +46,8 @@ class Kernels(Protocol):
     def gated(self, gate: Tensor, up: Tensor, activation: str) -> Tensor: ...
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]: ...
     def write(self, keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None: ...
-    def geometry(self, inputs: Tensor) -> tuple[Tensor, ...]: ...
-    def accepted(self, inputs: Tensor, words: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]: ...
+    def geometry(self, inputs: Tensor, slots: int) -> tuple[Tensor, ...]: ...
+    def accepted(self, inputs: Tensor, words: Tensor, draws: Tensor, slots: int) -> tuple[Tensor, Tensor]: ...
     def topk(self, logits: Tensor, k: int, probabilities: bool) -> tuple[Tensor, Tensor | None]: ...
 
 
@@ -240,16 +240,18 @@ def differences(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> d
 
 
 def _trees(kernels: Kernels, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns a tree of six nodes and a walk of three, by the kernels and by torch."""
+    """Returns a forest of two trees, an empty slot and rows of no slot, and its walks, by the kernels and torch."""
     tree = ProposalTree.build(
         [5, 6, 7, 8, 9, 8], [-1, 0, 0, 2, 2, 3], [0.0, -0.5, -1.0, -1.5, -2.0, -2.5], [1] + [2] * 5
     )
-    inputs = torch.cat([PaddedTree.pack(tree, 8).flatten(), torch.tensor([300, 310])]).to(device)
-    draws = torch.tensor([7, 0, 9, 0, 4, 0, 0, 0], device=device)
-    expected = geometry(inputs)
+    records = [PaddedTree.pack(tree.select(list(range(nodes))), rows) for nodes, rows in ((6, 8), (4, 5), (1, 3))]
+    numbers = torch.tensor([[0, 8, 13], [8, 5, 0], [40, 900, 0], [300, 20, 0], [310, 20, 0]])
+    inputs = torch.cat([torch.cat(records, 1).flatten(), numbers.flatten()]).to(device)
+    draws = torch.tensor([7, 0, 9, 0, 4, 0, 0, 0, 7, 0, 8, 3, 0, 0, 0, 0], device=device)
+    expected = geometry(inputs, 3)
     names = [f"the tree's {name}" for name in (*Geometry._fields, "path", "kept rows")]
-    computed = *kernels.geometry(inputs), *kernels.accepted(inputs, expected.words, draws)
-    known = *expected, *accepted(inputs, expected.words, draws)
+    computed = *kernels.geometry(inputs, 3), *kernels.accepted(inputs, expected.words, draws, 3)
+    known = *expected, *accepted(inputs, expected.words, draws, 3)
     return dict(zip(names, zip(computed, known, strict=True), strict=True))
 
 

@@ -222,10 +222,10 @@ class Fused:
     def write(self, keys: Tensor, *_: Any) -> None:
         self.device.note("launch", "write")
 
-    def geometry(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        return self._as("geometry", pass_geometry.geometry, inputs)
+    def geometry(self, *given: Any) -> tuple[Tensor, ...]:
+        return self._as("geometry", pass_geometry.geometry, *given)
 
-    def accepted(self, *given: Tensor) -> tuple[Tensor, ...]:
+    def accepted(self, *given: Any) -> tuple[Tensor, ...]:
         return self._as("accepted", pass_geometry.accepted, *given)
 
     def topk(self, logits: Tensor, k: int, probabilities: bool) -> tuple[Tensor, ...]:
