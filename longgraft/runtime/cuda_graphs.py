@@ -165,9 +165,11 @@ class Regions:
         return Regions(self._recorder)
 
     def drop(self, *owners: object) -> None:
-        """Drops the recordings and the shared tensors whose keys name one of these objects, because its tensors moved."""
+        """Drops the recordings and shared tensors whose keys name one of these objects, because its tensors moved."""
         for kept in (self.recordings, self.used, self._kept):
-            for key in [key for key in kept if isinstance(key, tuple) and any(part is owner for part in key for owner in owners)]:
+            for key in [
+                key for key in kept if isinstance(key, tuple) and any(part is owner for part in key for owner in owners)
+            ]:
                 del kept[key]
 
     def forget(self) -> None:

@@ -180,9 +180,7 @@ class StaticPass:
             return None, kept, record
         return walked, kept, record
 
-    def _draw(
-        self, logits: Tensor, positions: Tensor, number: int, law: Hashable, members: Sequence[Loaded]
-    ) -> None:
+    def _draw(self, logits: Tensor, positions: Tensor, number: int, law: Hashable, members: Sequence[Loaded]) -> None:
         """Draws by one law; rows of a second or further law get their draws alone."""
         rule = members[0].slot.rule
         keys = self._keys_of(positions, number, members)

@@ -126,9 +126,7 @@ def repeatable(
         return Lane(own.target, build(method, own, adaptive=True), own.clock, own.regions, verifies(method, own))
 
     first = lane()
-    return Session(
-        Engine(first, find(method).budget, chunk, prefixes, lambda: lane().beside(first), earlier), None
-    )
+    return Session(Engine(first, find(method).budget, chunk, prefixes, lambda: lane().beside(first), earlier), None)
 
 
 def beside(session: Session, *asked, **options) -> Request:
