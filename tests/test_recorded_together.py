@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from toys.models import FAMILIES
 from toys.oracle import plain
 from toys.recorder import recorder
 from toys.sessions import beside, repeatable, toy_parts, toy_prompt
@@ -84,9 +85,7 @@ def wanted_of(asked: list[GenerationRequest], family: str = "llama") -> list[lis
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(
-    "method", ["ar", "pld", "suffix", "graft-x", "graft-x-text", "token-recycling", "eagle3", "graft"]
-)
+@pytest.mark.parametrize("method", ["ar", "pld", "suffix", "graft-x", "graft-x-text", "eagle3", "graft"])
 @pytest.mark.parametrize("stagger", [0, 3])
 def test_answers_of_requests_that_share_recorded_passes_are_those_of_each_alone(method, stagger):
     regions = Regions(recorder)
@@ -98,7 +97,7 @@ def test_answers_of_requests_that_share_recorded_passes_are_those_of_each_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["qwen3", "gemma3", "mistral", "gpt-oss"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
 def test_families_share_recorded_passes(family):
     session = repeatable("graft-x", family=family, regions=Regions(recorder))
     asked = [one for one in asked_of(8) if one.sampling == GREEDY] + [GenerationRequest(toy_prompt(31), 9, GREEDY)]
@@ -121,6 +120,7 @@ def launches(monkeypatch) -> list[tuple[int, int]]:
 
 def decoding(session: Session, count: int, new: int = 40) -> list:
     """Opens so many requests and reads their prompts; each has its first token."""
+    session.engine.plan_pool(8)
     requests = [session.open(toy_prompt(LENGTHS[0]), new, GREEDY)]
     requests += [beside(session, toy_prompt(length), new, GREEDY) for length in LENGTHS[1:count]]
     for request in requests:
@@ -241,16 +241,22 @@ def test_a_request_that_is_cancelled_within_a_step_leaves_the_others_theirs():
         assert whole == plain("llama", LENGTHS[index], 40, GREEDY)[1 : 1 + len(whole)]
 
 
-def test_logits_that_are_no_numbers_end_their_own_request_alone(monkeypatch):
+def test_logits_that_are_no_numbers_end_their_own_request_alone():
     session = repeatable("ar", regions=Regions(recorder))
+
+    def spoilt(_, __, logits):
+        """The rows of the second tree of a pass are no numbers."""
+        if logits.shape[1] == 8:
+            logits[:, 1] = float("nan")
+
     with torch.no_grad():
-        first, second = decoding(session, 2)
-        advance([first, second])
-        for layer in second.verifier.cache.layers:
-            layer.values[:, :, :5] = float("nan")
-        advance([first, second])  # takes the passes that were launched before
-        found = advance([first, second])
-    assert found[0].tokens and isinstance(found[1], ValueError) and "NaN" in str(found[1])
+        requests = decoding(session, 2)
+        hook = session.target.model.lm_head.register_forward_hook(spoilt)
+        try:
+            first, second = advance(requests)
+        finally:
+            hook.remove()
+    assert first.tokens and isinstance(second, ValueError) and "NaN" in str(second)
 
 
 def test_kept_prompts_are_recalled_into_the_pool():
@@ -279,7 +285,7 @@ def test_a_request_without_rows_waits_for_those_before_it():
     session = repeatable("ar", regions=Regions(recorder))
     scheduler = Scheduler(session, 8)
     pool = session.engine.lanes[0].pool
-    pool.planned = 600  # two segments of 256
+    pool.planned = 512  # two segments of 256
     asked = asked_of(5)
     entries = [Scheduled(one) for one in asked]
     said = {id(entry): [] for entry in entries}

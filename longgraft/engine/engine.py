@@ -16,7 +16,7 @@ from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.earlier_answers import EarlierAnswers
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
-from longgraft.engine.pool_size import request_rows
+from longgraft.engine.pool_size import pool_rows, request_rows
 from longgraft.engine.prompt_reader import PromptReader
 from longgraft.engine.request import Request
 from longgraft.prefill.prefixes import CELL, Prefixes, PrefixReader

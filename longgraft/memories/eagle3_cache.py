@@ -95,12 +95,12 @@ class Eagle3Cache(DraftCache):
         if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
             states = self._feed_rows(features, tokens)
         else:
-            hidden = self.passes.run(HeadRows(features), Part.FUSE)
+            hidden = self._run(HeadRows(features), Part.FUSE)
             del features  # they are several times as wide as `hidden`
             layout = Layout(self.cache.length, torch.arange(n), None, self.device)
             positions = torch.arange(self.cache.length, self.cache.length + n, device=self.device)
             rows = HeadRows(hidden, sent(tokens, self.device), positions, self.cache, layout)
-            states = self.passes.run(rows, Part.FEED)[None]
+            states = self._run(rows, Part.FEED)[None]
         # Copied, because a view would keep a prompt chunk's states alive.
         self._newest = states[:, n - 1 : n].clone()
 
@@ -126,9 +126,9 @@ class Eagle3Cache(DraftCache):
         depths = torch.arange(n, device=self.device)
         layout = DeviceLayout.of(self.committed, depths, depths, depths[:, None] >= depths)
         with self.cache.at(self.committed + depths, self._write), self._fused():
-            hidden = self.passes.run(HeadRows(features), Part.FUSE)
+            hidden = self._run(HeadRows(features), Part.FUSE)
             rows = HeadRows(hidden, tokens, self.committed + depths, self.cache, layout)
-            return self.passes.run(rows, Part.FEED)[None]
+            return self._run(rows, Part.FEED)[None]
 
     def begin(self, root: int) -> None:
         """Begins a proposal: feeds waiting tokens and sets the inputs of regions."""
@@ -139,7 +139,7 @@ class Eagle3Cache(DraftCache):
     def log_probs(self, states: Tensor) -> Tensor:
         """Returns [b, V] float32, log-probabilities of the next token over the draft vocabulary; states: [1, b, H]."""
         with self._fused() if self.regions.fixed else nullcontext():
-            return self.passes.run(HeadRows(states[0]), Part.OUTPUT)
+            return self._run(HeadRows(states[0]), Part.OUTPUT)
 
     def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor | None = None) -> Tensor:
         """Returns the states [1, b, H] of b scratch rows that lie `depth` after the committed ones, after m - b others.
@@ -170,8 +170,14 @@ class Eagle3Cache(DraftCache):
         finally:
             self.cache.length = committed
 
+    def _run(self, rows: HeadRows, part: Part) -> Tensor:
+        """Runs a pass; other requests share it unless it may be recorded, as a recording holds one request's cache."""
+        if self.regions.fixed:
+            return self.passes.forward([rows], part)[0]
+        return self.passes.run(rows, part)
+
     def _level(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
-        return self.passes.run(HeadRows(hidden[0], tokens, positions, self.cache, layout), Part.LEVEL)[None]
+        return self._run(HeadRows(hidden[0], tokens, positions, self.cache, layout), Part.LEVEL)[None]
 
     def reset(self, capacity: int) -> None:
         super().reset(capacity)
