@@ -184,17 +184,25 @@ class DeviceLayout:
     Own columns are the cache rows length .. length + m; row i is at position length + depths[i], and with a
     window W it sees positions above that minus W.
 
+    The rows can belong to S requests, whose caches are ranges of one buffer.  Then the rows of a request, which
+    follow one another, are its slot: they are its own columns, and their places in the buffer follow its prefix.
+    A row in no slot sees nothing, and a slot may have no rows.
+
     Attributes:
-        length: [1] int32, number of prefix rows.
+        length: [S] int32, number of prefix rows of each slot; S is a power of two, and 1 without slots.
         depths: [n] int32.
-        column_depths: [m] int32.
-        words: [n, ceil(m / 32)] int32; bit j of word w of row i is set if row i sees own column 32 w + j.
+        column_depths: [m] int32; with slots m = n.
+        words: [n, W] int32; bit j of word w of row i is set if row i sees own column 32 w + j of its slot.  A
+            slot has at most 32 W rows.
+        slots: [3, S] int32: each slot's first row, its number of rows, and the row of the buffer where its
+            prefix begins.  None: one slot, which has all rows and begins at row 0 of the buffer.
     """
 
     length: Tensor
     depths: Tensor
     column_depths: Tensor
     words: Tensor
+    slots: Tensor | None = None
 
     @classmethod
     def of(cls, length: Tensor, depths: Tensor, column_depths: Tensor, visible: Tensor) -> DeviceLayout:
@@ -207,16 +215,26 @@ class DeviceLayout:
 
     def dense(self, capacity: int, window: int | None) -> Tensor:
         """Returns the mask over the whole buffer, [n, capacity] bool, without a host read."""
-        columns = torch.arange(capacity, dtype=torch.int32, device=self.length.device)
-        count = len(self.column_depths)
-        own_columns = columns - self.length  # below 0 in the prefix
-        clamped = own_columns.clamp(0, count - 1)
-        bits = self.words[:, clamped >> 5] >> (clamped & 31) & 1
-        visible = (own_columns < 0) | ((own_columns < count) & (bits == 1))
+        first, count, base, length = self._ranges()
+        columns = torch.arange(capacity, dtype=torch.int32, device=self.length.device) - base
+        own_columns = columns - length  # below 0 in the prefix
+        clamped = own_columns.clamp(0, 32 * self.words.shape[1] - 1)
+        bits = self.words.gather(1, (clamped >> 5).long().expand(self.rows, -1)) >> (clamped & 31) & 1
+        visible = (columns >= 0) & ((own_columns < 0) | ((own_columns < count) & (bits == 1)))
         if window is None:
             return visible
-        positions = torch.where(own_columns < 0, columns, self.length + self.column_depths[clamped])
-        return visible & (self.length + self.depths[:, None] - positions < window)
+        own_depths = self.column_depths[(first + own_columns).clamp(0, len(self.column_depths) - 1)]
+        positions = torch.where(own_columns < 0, columns, length + own_depths)
+        return visible & (length + self.depths[:, None] - positions < window)
+
+    def _ranges(self) -> tuple[int | Tensor, ...]:
+        """Returns (first row, number of rows, base, length) of each row's slot, [n, 1]; zeros for a row in no slot."""
+        if self.slots is None:
+            return 0, len(self.column_depths), 0, self.length
+        ranges = torch.cat([self.slots, self.length[None]])[:, None]  # [4, 1, S]
+        rows = torch.arange(self.rows, dtype=torch.int32, device=self.length.device)[:, None]
+        inside = (rows >= ranges[0]) & (rows < ranges[0] + ranges[1])  # [n, S]
+        return (ranges * inside).sum(2, keepdim=True, dtype=torch.int32).unbind(0)
 
 
 def words(visible: Tensor) -> Tensor:

@@ -7,6 +7,9 @@ device, so that a recorded launch can be replayed at any length.
 Letters: H query heads, Hkv key heads, G = H / Hkv, n new rows, m own columns, D head size, S splits; BM rows and
 BN columns of a tile, BT columns of a masked tile, BD the power of two that D is padded to.  Row r of a key head
 is row r % n of its query head r // n.
+
+If a layout has slots, each program serves one of them, and n and m are those of its slot.  The slots are read on
+the device, too, so that a recorded launch serves any requests.
 """
 
 from __future__ import annotations
@@ -70,15 +73,16 @@ class Plan:
     splits: int
 
     @classmethod
-    def of(cls, rows: int, kv: torch.Size, dtype: torch.dtype, chip: Chip) -> Plan:
+    def of(cls, rows: int, kv: torch.Size, dtype: torch.dtype, chip: Chip, slots: int = 1) -> Plan:
         """Returns the plan, which is the same for every prefix length.
 
-        rows: G * n, per key head; kv: [1, Hkv, capacity, D]; dtype: the rows'
+        rows: G * n, per key head; kv: [1, Hkv, capacity, D]; dtype: the rows'; slots: number that share the rows
         """
         _, heads, capacity, size = kv
-        tile, columns, warps, stages = _tiles(rows, size, dtype, chip)
+        tile, columns, warps, stages = _tiles(-(-rows // slots), size, dtype, chip)
         together = 1 if warps == 8 else 2  # programs that fit on a multiprocessor
-        splits = together * chip.processors // (-(-rows // tile) * heads)
+        busy = max(-(-rows // tile), slots)  # tiles of rows that are expected to have any
+        splits = together * chip.processors // (busy * heads)
         return cls(tile, columns, warps, stages, max(1, min(splits, MOST_SPLITS, -(-capacity // columns))))
 
 
@@ -123,7 +127,11 @@ def tree_attention(
     heads = k.shape[1]
     group = query_heads // heads
     assert q.stride(3) == k.stride(3) == v.stride(3) == 1 and layout.words.is_contiguous()
-    plan = plan or Plan.of(group * n, k.shape, q.dtype, Chip.of(q.device))
+    assert layout.slots is None or layout.slots.is_contiguous()
+    slots = len(layout.length)
+    words = layout.words.shape[1]
+    of_slot = n if layout.slots is None else min(n, 32 * words)  # most rows of a slot
+    plan = plan or Plan.of(group * n, k.shape, q.dtype, Chip.of(q.device), slots)
     parts = q.new_empty(plan.splits, heads, group * n, size, dtype=torch.float32)
     weight = q.new_empty(plan.splits, heads, group * n, dtype=torch.float32)
     out = q.new_empty(1, n, query_heads, size)
@@ -133,7 +141,7 @@ def tree_attention(
     if q.dtype == torch.float32:
         precision = "ieee"
     with torch.cuda.device_of(q):
-        _parts[(-(-group * n // plan.rows), plan.splits, heads)](
+        _parts[(-(-group * of_slot // plan.rows) * slots, plan.splits, heads)](
             q,
             k,
             v,
@@ -141,6 +149,7 @@ def tree_attention(
             layout.depths,
             layout.column_depths,
             layout.words,
+            layout.slots,
             parts,
             weight,
             q.stride(1),
@@ -158,8 +167,9 @@ def tree_attention(
             BD=_padded(size),
             BM=plan.rows,
             BN=plan.columns,
-            BT=min(32, plan.columns),
-            WORDS=layout.words.shape[1],
+            BT=min(32 if layout.slots is None else 16, plan.columns),  # wide heads over slots have few registers left
+            WORDS=words,
+            SLOTS=slots,
             WINDOW=window or 0,
             CAPPED=softcap is not None,
             PRECISION=precision,
@@ -170,6 +180,7 @@ def tree_attention(
             parts,
             weight,
             sinks,
+            layout.slots,
             out,
             n,
             plan.splits,
@@ -177,6 +188,7 @@ def tree_attention(
             D=size,
             BD=_padded(size),
             BS=triton.next_power_of_2(plan.splits),
+            SLOTS=slots,
         )
     return out.transpose(1, 2)
 
@@ -269,6 +281,7 @@ def _parts(
     Depths,
     ColumnDepths,
     Words,
+    Slots,
     Parts,
     Weight,
     qh,
@@ -288,18 +301,40 @@ def _parts(
     BN: tl.constexpr,
     BT: tl.constexpr,
     WORDS: tl.constexpr,
+    SLOTS: tl.constexpr,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One tile of rows over one split of the columns: softmax output [S, Hkv, G * n, D] and log2 of its sum."""
+    """One tile of a slot's rows over one split of its columns: softmax output [S, Hkv, G * n, D], log2 of its sum."""
+    tile = tl.program_id(0)
     split = tl.program_id(1)
     head = tl.program_id(2)
+    rows = n
+    if Slots is not None:
+        slot = tile % SLOTS
+        tile = tile // SLOTS
+        rows = tl.load(Slots + SLOTS + slot)
+        if tile * BM >= G * rows:
+            return
+        m = rows
+        # From here on row 0 is the slot's first row, and column 0 the first of its prefix.
+        first_row = tl.load(Slots + slot)
+        base = tl.load(Slots + 2 * SLOTS + slot).to(tl.int64)
+        Length += slot
+        Depths += first_row
+        ColumnDepths += first_row
+        Words += first_row * WORDS
+        Parts += first_row * G * D
+        Weight += first_row * G
+        Q += first_row * qn
+        K += base * kn
+        V += base * vn
     length = tl.load(Length)
     total = length + m
-    r = tl.program_id(0) * BM + tl.arange(0, BM)
-    rows_ok = r < G * n
-    row = r % n
+    r = tile * BM + tl.arange(0, BM)
+    rows_ok = r < G * rows
+    row = r % rows
     offs_n = tl.arange(0, BN)
     offs_d = tl.arange(0, BD)
     offs_t = tl.arange(0, BT)
@@ -318,7 +353,7 @@ def _parts(
     at = (split * tl.num_programs(2) + head) * (G * n) + r
     if low < high:
         q_mask = rows_ok[:, None] & (offs_d < D)[None, :]
-        q_rows = Q + (head * G + r // n) * qh + row * qn
+        q_rows = Q + (head * G + r // rows) * qh + row * qn
         q = tl.load(q_rows[:, None] + offs_d[None, :], mask=q_mask, other=0.0)
         k = K + head.to(tl.int64) * kh
         v = V + head.to(tl.int64) * vh
@@ -400,15 +435,38 @@ def _parts(
 
 
 @triton.jit
-def _merge(Parts, Weight, Sinks, Out, n, splits, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr):
+def _merge(
+    Parts,
+    Weight,
+    Sinks,
+    Slots,
+    Out,
+    n,
+    splits,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BS: tl.constexpr,
+    SLOTS: tl.constexpr,
+):
     """Merges the splits of a row by their weights; -inf marks a split without columns, which wrote nothing."""
     r = tl.program_id(0)
     head = tl.program_id(1)
     query_head = head * G + r // n
     offs_s = tl.arange(0, BS)
     offs_d = tl.arange(0, BD)
-    at = (offs_s * tl.num_programs(1) + head) * (G * n) + r
-    weight = tl.load(Weight + at, mask=offs_s < splits, other=float("-inf"))
+    weighed = offs_s < splits
+    part = r
+    if Slots is not None:  # a slot's rows follow one another for each query head; those in no slot were not written
+        offs = tl.arange(0, SLOTS)
+        first_rows = tl.load(Slots + offs)
+        rows = tl.load(Slots + SLOTS + offs)
+        row = r % n
+        inside = (row >= first_rows) & (row < first_rows + rows)
+        part = row + tl.sum(tl.where(inside, first_rows * (G - 1) + r // n * rows, 0), 0)
+        weighed = weighed & (tl.max(inside.to(tl.int32), 0) > 0)
+    at = (offs_s * tl.num_programs(1) + head) * (G * n) + part
+    weight = tl.load(Weight + at, mask=weighed, other=float("-inf"))
     top = tl.max(weight, 0)
     if Sinks is not None:
         sink = tl.load(Sinks + query_head).to(tl.float32) * LOG2E
