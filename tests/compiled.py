@@ -25,7 +25,7 @@ from longgraft.attention.layout import DeviceLayout
 
 CHIPS = {80: ours.Chip(108, False), 90: ours.Chip(132, True)}
 LLAMA, QWEN2, GEMMA = (32, 8, 128), (28, 4, 128), (16, 8, 256)  # H, Hkv, D
-CASES: dict[str, tuple[tuple[int, int, int], int, int, dict]] = {  # heads, n, m, further arguments
+CASES: dict[str, tuple[tuple[int, int, int], int, int, dict]] = {  # heads, n, m (of a slot), further arguments
     "a tree": (LLAMA, 64, 64, {}),
     "one row": (LLAMA, 1, 1, {}),
     "appended rows": (LLAMA, 10, 100, {}),
@@ -37,9 +37,9 @@ CASES: dict[str, tuple[tuple[int, int, int], int, int, dict]] = {  # heads, n, m
     "one wide row": (GEMMA, 1, 1, {}),
     "sinks": ((64, 8, 64), 64, 64, {"window": 128, "sinks": torch.empty(64, dtype=torch.bfloat16, device="meta")}),
     "narrow heads": ((32, 32, 80), 64, 64, {}),
-    "sixteen slots": (LLAMA, 64, 64, {"slots": 16}),
-    "full slots": (LLAMA, 256, 256, {"slots": 4}),
-    "slots, wide heads": (GEMMA, 256, 256, {"slots": 4, "window": 4096, "softcap": 50.0}),
+    "one row of each slot": (LLAMA, 4, 4, {"slots": 4}),
+    "full slots": (LLAMA, 256, 64, {"slots": 4}),
+    "wide heads over slots": (GEMMA, 256, 64, {"slots": 4, "window": 4096, "softcap": 50.0}),
 }
 
 
@@ -61,11 +61,9 @@ def launches(
     empty = partial(torch.empty, device="meta")
     q = empty(1, n, query_heads, size, dtype=torch.bfloat16).transpose(1, 2)
     k = empty(1, kv_heads, 32768, size, dtype=torch.bfloat16)
-    shapes = [(max(1, slots),), (n,), (m,), (n, min(2, -(-m // 32)) if slots else -(-m // 32))]
-    if slots:
-        shapes.append((3, slots))
-    layout = DeviceLayout(*(empty(*shape, dtype=torch.int32) for shape in shapes))
-    plan = ours.Plan.of(query_heads // kv_heads * n, k.shape, k.dtype, chip, max(1, slots))
+    shapes = [(slots or 1,), (n,), (m,), (n, -(-m // 32)), (3, slots)]
+    layout = DeviceLayout(*(empty(*shape, dtype=torch.int32) for shape in shapes[: 5 if slots else 4]))
+    plan = ours.Plan.of(query_heads // kv_heads * n, k.shape, k.dtype, chip, slots or 1)
     recorders = Recorder(ours._parts), Recorder(ours._merge)
     with patch.multiple(ours, _parts=recorders[0], _merge=recorders[1]):
         ours.tree_attention(q, k, k, layout, size**-0.5, plan=plan, **{"window": None, **more})

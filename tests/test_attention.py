@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from toys.recorder import recorder
+from toys.slots import SLOTS, SlotPass
 from toys.trees import random_tree
 
 from longgraft.attention.backends import BACKENDS, choose, dense, whole
 from longgraft.attention.layout import Layout
+from longgraft.runtime.cuda_graphs import Regions
 
 
 @pytest.mark.parametrize("window", [None, 5, 40, 1000])
@@ -85,6 +88,33 @@ def test_whole_buffers_are_read_without_their_unwritten_rows(prefix, window):
     for backend in (dense, whole):
         out = backend(q, k, v, layout.on_device, 0.25, window)
         torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("slots", SLOTS)
+def test_requests_in_slots_attend_as_alone(slots, window):
+    """Unowned rows of the buffer and queries in no slot are NaN."""
+    shared = SlotPass.random(SLOTS[slots], (4, 2), torch.device("cpu"))
+    close = dict(atol=2e-6, rtol=1e-5)
+    for backend in (dense, whole):
+        out = backend(shared.q, shared.k, shared.v, shared.layout, 0.25, window)
+        torch.testing.assert_close(out, shared.alone(window), **close)
+    sinks = torch.linspace(2, 8, 4)
+    out = dense(shared.q, shared.k, shared.v, shared.layout, 0.25, window, 2.0, sinks)
+    torch.testing.assert_close(out, shared.alone(window, 2.0, sinks), **close)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_recorded_pass_serves_other_slots(window):
+    first, second = (SlotPass.random(SLOTS["four slots"][::way], (4, 2), torch.device("cpu")) for way in (1, -1))
+    assert not first.layout.slots.equal(second.layout.slots)
+    regions = Regions(recorder)
+    for shared in (first, second):
+        for old, new in zip(first.tensors, shared.tensors, strict=True):
+            old.copy_(new)
+        out = regions("attention", lambda: whole(first.q, first.k, first.v, first.layout, 0.25, window))
+        torch.testing.assert_close(out, shared.alone(window), atol=2e-6, rtol=1e-5)
+    assert regions.recorded == 1
 
 
 def test_sinks_weigh_as_in_transformers():

@@ -18,6 +18,7 @@ from torch import Tensor
 from toys import oracle
 from toys.covering import covering, named
 from toys.sessions import answered, toy_prompt, toy_session
+from toys.slots import SLOTS, SlotPass
 from toys.trees import random_tree
 
 from longgraft.acceptance.sampling import Sampling
@@ -126,16 +127,40 @@ def test_one_geometry_serves_every_prefix():
         torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, None), **CLOSE)
 
 
-def test_programs_without_columns_are_not_read():
-    """Memory that no program wrote holds NaN; all but one of 64 programs have no columns."""
+@pytest.fixture
+def unwritten():
+    """Fills new memory with NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_programs_without_columns_are_not_read(unwritten):
+    """All but one of 64 programs have no columns."""
     layout = geometry("tree", 5, 20)
     q, k, v = inputs(layout, (2, 2), 16)
-    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
-    try:
-        out = tree_attention(q, k, v, layout.on_device, 0.25, None, plan=Plan(16, 32, 4, 3, 64))
-    finally:
-        torch.use_deterministic_algorithms(False)
+    out = tree_attention(q, k, v, layout.on_device, 0.25, None, plan=Plan(16, 32, 4, 3, 64))
     torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, None), **CLOSE)
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("window, softcap, sinks", [(None, None, None), (20, 2.0, [2.0, 8.0])])
+@pytest.mark.parametrize("slots", SLOTS)
+def test_requests_in_slots_attend_as_alone(slots, window, softcap, sinks, unwritten):
+    """Unowned rows of the buffer and queries in no slot are NaN; some splits have no columns."""
+    shared = SlotPass.random(SLOTS[slots], (2, 1), DEVICE)
+    more = softcap, None if sinks is None else torch.tensor(sinks, device=DEVICE)
+    plan = Plan(16, 32, 4, 3, 4)
+    out = tree_attention(shared.q, shared.k, shared.v, shared.layout, 0.25, window, *more, plan)
+    torch.testing.assert_close(out, shared.alone(window, *more), atol=1e-5, rtol=1e-5)
+
+
+def test_plans_count_a_tile_for_each_slot():
+    """Sixteen slots keep eight key heads of a device busy without splits, however few rows they have."""
+    kv, dtype, chip = torch.Size((1, 8, 32768, 128)), torch.bfloat16, Chip(128, True)
+    assert [Plan.of(4 * rows, kv, dtype, chip, 16).splits for rows in (16, 64, 256)] == [2, 2, 2]
+    assert Plan.of(4 * 16, kv, dtype, chip).splits == 32
+    assert [Plan.of(4 * rows, kv, dtype, chip, 16).rows for rows in (64, 256)] == [16, 64]
 
 
 def test_a_row_that_sees_nothing_is_zeros():

@@ -8,7 +8,8 @@ Letters: H query heads, Hkv key heads, G = H / Hkv, n new rows, m own columns, D
 BN columns of a tile, BT columns of a masked tile, BD the power of two that D is padded to.  Row r of a key head
 is row r % n of its query head r // n.
 
-If a layout has slots, each program serves one of them, so that a recorded launch also serves any requests.
+If a layout has slots, each program serves one of them, and n and m are those of its slot.  The slots are read on
+the device, too, so that a recorded launch serves any requests.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Plan:
     def of(cls, rows: int, kv: torch.Size, dtype: torch.dtype, chip: Chip, slots: int = 1) -> Plan:
         """Returns the plan, which is the same for every prefix length.
 
-        rows: G * n, per key head; kv: [1, Hkv, capacity, D]; dtype: the rows'; slots: those that share the rows
+        rows: G * n, per key head; kv: [1, Hkv, capacity, D]; dtype: the rows'; slots: number that share the rows
         """
         _, heads, capacity, size = kv
         tile, columns, warps, stages = _tiles(-(-rows // slots), size, dtype, chip)
@@ -166,7 +167,7 @@ def tree_attention(
             BD=_padded(size),
             BM=plan.rows,
             BN=plan.columns,
-            BT=min(32, plan.columns),
+            BT=min(32 if layout.slots is None else 16, plan.columns),  # wide heads over slots have few registers left
             WORDS=words,
             SLOTS=slots,
             WINDOW=window or 0,
@@ -324,8 +325,8 @@ def _parts(
         Depths += first_row
         ColumnDepths += first_row
         Words += first_row * WORDS
-        Parts += first_row * D
-        Weight += first_row
+        Parts += first_row * G * D
+        Weight += first_row * G
         Q += first_row * qn
         K += base * kn
         V += base * vn
@@ -350,8 +351,6 @@ def _parts(
     sums = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, BD], tl.float32)
     at = (split * tl.num_programs(2) + head) * (G * n) + r
-    if Slots is not None:
-        at += r // rows * (n - rows)
     if low < high:
         q_mask = rows_ok[:, None] & (offs_d < D)[None, :]
         q_rows = Q + (head * G + r // rows) * qh + row * qn
@@ -456,13 +455,17 @@ def _merge(
     query_head = head * G + r // n
     offs_s = tl.arange(0, BS)
     offs_d = tl.arange(0, BD)
-    at = (offs_s * tl.num_programs(1) + head) * (G * n) + r
     weighed = offs_s < splits
-    if Slots is not None:  # nothing was written for a row in no slot
+    part = r
+    if Slots is not None:  # a slot's rows follow one another for each query head; those in no slot were not written
         offs = tl.arange(0, SLOTS)
-        behind = r % n - tl.load(Slots + offs)
-        inside = (behind >= 0) & (behind < tl.load(Slots + SLOTS + offs))
+        first_rows = tl.load(Slots + offs)
+        rows = tl.load(Slots + SLOTS + offs)
+        row = r % n
+        inside = (row >= first_rows) & (row < first_rows + rows)
+        part = row + tl.sum(tl.where(inside, first_rows * (G - 1) + r // n * rows, 0), 0)
         weighed = weighed & (tl.max(inside.to(tl.int32), 0) > 0)
+    at = (offs_s * tl.num_programs(1) + head) * (G * n) + part
     weight = tl.load(Weight + at, mask=weighed, other=float("-inf"))
     top = tl.max(weight, 0)
     if Sinks is not None:
