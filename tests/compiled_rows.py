@@ -27,8 +27,10 @@ LAUNCHES = [  # kernel, its constants, warps
     ("_write", {"WIDTH": 128}, 1),
     ("_draw", DRAWN, draw_kernel.WARPS),
 ]
-for size in SIZES:
-    shape = {"N": size, "WIDE": -(-size // tree_triton.BITS)}
+# Triton compiles a number that is 1 as a constant; a pass of several slots has the largest programs.
+FORESTS = [(1, {"slots": 1, "rows": 1}), *((size, {"slots": 1}) for size in SIZES[1:]), (SIZES[-1], {})]
+for size, ones in FORESTS:
+    shape = {"N": size, "WIDE": -(-size // tree_triton.BITS)} | ones
     LAUNCHES.append(("_geometry", shape | {"DOUBLINGS": (size - 1).bit_length()}, tree_triton.WARPS))
     LAUNCHES.append(("_accepted", shape | {"FIELDS": FIELDS}, tree_triton.WARPS))
 for column in (32, 64):  # 128,256 and 151,936 tokens

@@ -11,7 +11,6 @@ from toys.recorder import recorder
 from toys.trees import drawn, grown, scattered
 
 from longgraft.acceptance.rules import walk
-from longgraft.attention.layout import words
 from longgraft.kernels import tree_triton
 from longgraft.target_model import pass_geometry
 from longgraft.target_model.pass_geometry import NUMBERS, Geometry
@@ -85,12 +84,16 @@ def test_each_slot_is_its_own_tree(rows, slots):
         assert torch.equal(found.sizes[rows:], numbers[:4].int().flatten())
         assert torch.equal(found.layout.slots, numbers[:3].int()) and torch.equal(found.layout.length, numbers[3].int())
         assert found.words.shape == (rows, -(-min(rows, MOST) // 32))
-        for (first, tree, _, _), (*_, base, length, position) in zip(trees, numbers.T.tolist(), strict=False):
+        columns = torch.arange(min(rows, MOST))
+        bits = found.words[:, columns // 32] >> columns % 32 & 1
+        for (first, tree, host, _), (*_, base, length, position) in zip(trees, numbers.T.tolist(), strict=False):
             span = slice(first, first + tree.rows)
             assert same(found.scores[span], tree.scores) and torch.equal(found.origin[span], tree.origin)
             assert torch.equal(found.live[span], tree.live) and torch.equal(found.sizes[span], tree.depths.int())
-            seen = words(torch.nn.functional.pad(tree.ancestors, (0, min(rows, MOST) - tree.rows)))
-            assert torch.equal(found.words[span], seen)
+            live = tree.live.nonzero().flatten()
+            seen = torch.eye(tree.rows, len(columns), dtype=torch.int32)
+            seen[live[:, None], live] = host.mask.int()
+            assert torch.equal(bits[span], seen)
             places = [base + length + tree.index, position + tree.depths, position + tree.depths + 1]
             assert torch.equal(found.places[:, span], torch.stack(places))
         used = sum(tree.rows for _, tree, _, _ in trees)

@@ -45,7 +45,7 @@ class PaddedTree:
         scores: [n] float32, log-probabilities as in `ProposalTree`; undefined in dead rows.
         origin: [n] int8, bits ROOT | DRAFT | RETRIEVED; 0 in dead rows.
         live: [n] bool; a tree is called compact if its live rows come first.
-        deepest: Upper bound of the depths, known on the host; `ancestors` needs about log2(deepest) pointer
+        deepest: Upper bound of the depths, known on the host; ancestors take about log2(deepest) pointer
             doublings.
         most: Upper bound of the number of live rows, known on the host.
         stage: As in `ProposalTree`.
@@ -154,15 +154,6 @@ class PaddedTree:
         """[n] int64: each node's parent; the root and dead rows point to themselves."""
         return torch.where(self.live, self.parents, self.index).clamp(min=0)
 
-    @property
-    def ancestors(self) -> Tensor:
-        """[n, n] bool: row i sees column j if j is i or one of its ancestors; a dead row sees only itself."""
-        index = self.index
-        visible = index[:, None] == index
-        for jump in jumps_of(self.above, self.deepest):
-            visible = visible | visible[jump]
-        return visible
-
     def top(self, budget: int) -> PaddedTree:
         """Returns the tree of the best `budget` nodes by the order of `ProposalTree.top`; the others become dead."""
         if self.rows <= budget:
@@ -250,31 +241,6 @@ class PaddedTree:
         deepest = max(self.deepest, min(reached, budget - 1))
         return PaddedTree(tokens, parents, depths, scores, origin, live, deepest, max(self.most, budget), self.stage)
 
-    def walk(self, draws: Tensor, ancestors: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Follows the target's draws down the tree.
-
-        A node is accepted if it and each of its ancestors equal the token drawn at their parents.
-
-        Args:
-            draws: [n] int64, the target's token after each node.
-            ancestors: The tree's, if they are known.
-
-        Returns:
-            (path [n] int64: rows from the root to the last accepted node, then -1; its length [1]; the
-            token after it [1]).
-        """
-        index = self.index
-        drawn = (self.tokens == draws[self.above]) | (index == 0)
-        if ancestors is None:
-            ancestors = self.ancestors
-        accepted = (drawn | ~ancestors).all(1) & self.live
-        # Siblings have distinct tokens, so at most one node is accepted per depth.
-        path = _scatter(
-            self.tokens.new_full((self.rows + 1,), -1), torch.where(accepted, self.depths, self.rows), index
-        )
-        length = accepted.sum(0, keepdim=True)
-        return path, length, draws[path[length - 1]]
-
     def update_order(self, path: Tensor) -> Tensor:
         """Returns the order [n] int64 in which all rows update memories.
 
@@ -282,7 +248,7 @@ class PaddedTree:
         path comes last.  Dead rows may stand anywhere before the path.
 
         Args:
-            path: The path as `walk` returns it.
+            path: [n] int64: rows from the root to the last accepted node, then -1.
         """
         # Scores are at most 0, so the path, ranked by depth + 1, comes last.
         accepted = (path[:, None] == self.index).any(0)
