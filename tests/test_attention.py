@@ -90,7 +90,7 @@ def test_whole_buffers_are_read_without_their_unwritten_rows(prefix, window):
         torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("window", [None, 3, 20])
 @pytest.mark.parametrize("slots", SLOTS)
 def test_requests_in_slots_attend_as_alone(slots, window):
     """Unowned rows of the buffer and queries in no slot are NaN."""

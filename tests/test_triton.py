@@ -144,7 +144,7 @@ def test_programs_without_columns_are_not_read(unwritten):
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("window, softcap, sinks", [(None, None, None), (20, 2.0, [2.0, 8.0])])
+@pytest.mark.parametrize("window, softcap, sinks", [(None, None, None), (20, 2.0, [2.0, 8.0]), (3, None, None)])
 @pytest.mark.parametrize("slots", SLOTS)
 def test_requests_in_slots_attend_as_alone(slots, window, softcap, sinks, unwritten):
     """Unowned rows of the buffer and queries in no slot are NaN; some splits have no columns."""
