@@ -18,7 +18,7 @@ from benchmarks import pair as pairs
 from benchmarks.kernels import attention, sweep
 from benchmarks.machine import Machine
 from benchmarks.modes import MODES, prepared, usual
-from benchmarks.parts import ONCE, PARTS, ROWS, Bench, costs, launches, reading
+from benchmarks.parts import ONCE, PARTS, ROWS, Bench, costs, launches, reading, requests
 from benchmarks.products import SHAPE
 from benchmarks.products import products as by_type
 from benchmarks.report import Report, Row
@@ -150,6 +150,7 @@ def _add_command(name: str, parts: Parts, help: str, alone: bool = False) -> Non
 for _name, _part in PARTS.items():
     _add_command(_name, {_name: _part}, (_part.__doc__ or "").splitlines()[0])
 _add_command("reading", {"reading": reading}, (reading.__doc__ or "").splitlines()[0])
+_add_command("requests", {"requests": requests}, (requests.__doc__ or "").splitlines()[0])
 _add_command("launches", {"launches": launches}, (launches.__doc__ or "").splitlines()[0])
 app.command()(stalls)
 _add_command("attention", {}, "Attention alone, by every backend that runs here.", alone=True)

@@ -32,6 +32,14 @@ def target_pass(target: Target, prefix: int, rows: int, logits: bool = True) -> 
     )
 
 
+def requests(target: Target, prefix: int, count: int) -> Work:
+    """Returns the work of a pass of one row for each of several requests: the caches of all of them are read."""
+    shared = target_pass(target, prefix, count)
+    alone = target_pass(target, prefix, 1)
+    empty = target_pass(target, 0, 1)
+    return Work(shared.bytes + (count - 1) * (alone.bytes - empty.bytes), shared.operations)
+
+
 def draft_level(network: Eagle3Network, prefix: int, rows: int) -> Work:
     """Returns the work of a draft level: layers, output head, and the keys and values of the prefix."""
     c, width = network.config, network.fc.weight.dtype.itemsize

@@ -15,19 +15,23 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import floors
 from benchmarks.machine import Machine, Work, race, rates, wait
 from benchmarks.report import Row
-from benchmarks.shapes import Rig, two_chains
+from benchmarks.shapes import BEHIND, Rig, two_chains
 from benchmarks.texts import numbered
 from longgraft.acceptance.draws_on_gpu import rule_for
 from longgraft.acceptance.rules import DrawThenWalk, Greedy, Sampled
 from longgraft.budget.cost_measurement import key_of
 from longgraft.budget.cost_model import Costs
+from longgraft.engine.pool_size import pool_rows
 from longgraft.memories.adjacency import WIDTH
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Wants
+from longgraft.runtime.device_memory import free_bytes
+from longgraft.target_model.pass_geometry import accepted, geometry
 from longgraft.trees.padded import PaddedTree, Tree, on_host, size_of
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 ROWS = (1, 8, 16, 32, 64)
+REQUESTS = (1, 4, 8, 16)
 DEEP = 9  # levels of the timed draft, including the root's
 FED = (1, 16)  # numbers of observed tokens that are fed
 STEP_FED = 4  # observed tokens that a whole step feeds: about as many as a good head has accepted
@@ -90,6 +94,29 @@ def rows(bench: Bench) -> Iterator[Row]:
                 table="passes",
                 prefix=prefix,
                 rows=n,
+            )
+
+
+def requests(bench: Bench) -> Iterator[Row]:
+    """A plain step of several requests in one pass, each after a prefix of its own; as many as memory holds."""
+    rig = bench.rig
+    target = rig.target
+    for prefix in bench.prefixes:
+        rows = pool_rows(free_bytes(target.device), target.cache_bytes_per_token(), REQUESTS[-1], prefix + BEHIND)
+        counts = [count for count in REQUESTS if count * (prefix + BEHIND) <= rows]
+        step = rig.requests(max(counts, default=1), prefix)
+        spent = bench.race({str(count): partial(step, count) for count in counts})
+        for count in counts:
+            seconds = spent[str(count)]
+            yield bench.row(
+                f"requests, {count}",
+                f"{bench.which} {prefix:,}",
+                seconds,
+                floors.requests(target, prefix, count),
+                f"{count / seconds:,.0f} tokens/s, {count * spent['1'] / seconds:.2f} times one request",
+                table="requests",
+                prefix=prefix,
+                requests=count,
             )
 
 
@@ -357,12 +384,15 @@ def acceptance(bench: Bench) -> Iterator[Row]:
 def _walk_in_region(bench: Bench, rule: DrawThenWalk, tree: ProposalTree, logits: Tensor) -> object:
     """Draws and walks in a region, like a pass of fixed shape.  logits: [m, V], of the padded tree"""
     regions, n, device, rows = bench.rig.regions, len(tree), logits.device, len(logits)
-    padded = regions.kept(("tree", n), lambda: PaddedTree.of(tree, rows, device))
-    positions = regions.kept(("positions", n), lambda: 4096 + padded.depths)
-    given = rule.keys(positions)
-    keys = regions.kept(("keys", n, given.ndim), lambda: torch.zeros_like(given))
-    keys.copy_(given)
-    return regions(("walk", n, rule.law), lambda: replace(padded).walk(rule.choose(logits, keys)))
+    numbers = torch.tensor([0, rows, 0, 4096, 4096])  # one slot after 4,096 tokens
+    inputs = regions.kept(("inputs", n), lambda: torch.cat([PaddedTree.pack(tree, rows).flatten(), numbers]).to(device))
+    given = regions.kept(("geometry", n), lambda: geometry(inputs, 1))
+    keys = rule.keys(given.places[2])
+    fixed = regions.kept(("keys", n, keys.ndim), lambda: torch.zeros_like(keys))
+    fixed.copy_(keys)
+    kernels = bench.rig.target.fused_kernels
+    walk = accepted if kernels is None else kernels.accepted
+    return regions(("walk", n, rule.law), lambda: walk(inputs, given.words, rule.choose(logits, fixed), 1))
 
 
 def peer(bench: Bench) -> Iterator[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,8 +22,12 @@ from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
-from longgraft.runtime.kv_cache import KVCache
+from longgraft.runtime.kv_cache import KVCache, rounded
+from longgraft.runtime.kv_pool import KVPool
 from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
+from longgraft.target_model.recorded_passes import RecordedPasses
+from longgraft.target_model.static_pass import Slot
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import Tree
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
@@ -201,6 +205,30 @@ class Rig:
         """Runs a pass after this many tokens; the next pass does not depend on what it accepts."""
         self.verifier.cache.length = prefix
         return self.verifier.verify(tree, self.wants)
+
+    def requests(self, most: int, prefix: int) -> Callable[[int], None]:
+        """Returns a plain step of so many requests, at most `most`, each after this many tokens of its own."""
+        pool = KVPool(self.target.cache(0), most * rounded(prefix + BEHIND))
+        caches = [pool.cache() for _ in range(most)]
+        for cache in caches:
+            cache.reserve(prefix + BEHIND)
+        root = ProposalTree.root_only(0)
+        self.target.run([Segment(root, caches[0])], Wants())  # the first pass makes the buffers
+        fill(pool.whole)
+        passes = RecordedPasses(self.target, pool.whole, self.regions)
+
+        def step(count: int) -> None:
+            for cache in caches[:count]:
+                cache.length = prefix
+            if self.regions.fixed:
+                slots = [Slot(root, cache, Greedy()) for cache in caches[:count]]
+                for launched in passes.forward(slots, Wants()):
+                    launched.result()
+                return
+            for report in self.target.run([Segment(root, cache) for cache in caches[:count]], Wants()):
+                int(report.logits.argmax())
+
+        return step
 
     def draft(self, drafter: Eagle3Drafter, prefix: int, fed: int = 0) -> Tree:
         """Makes a proposal after this many tokens, once `fed` more tokens were observed."""

@@ -193,6 +193,10 @@ PROGRAMS = {  # further options of a rehearsal, and the parts that its table mus
         ["--toy", "--prefix", "64,1500", "--patience", "0"],
         {"prefill, chunks of 64", "prefill, chunks of 1,024"},
     ),
+    "requests": (
+        ["--toy", "--prefix", "64", "--patience", "0", "--mode", "eager,graphs"],
+        {"requests, 1", "requests, 4", "requests, 8", "requests, 16"},
+    ),
     "launches": (
         ["--toy", "--shape", "qwen2.5-0.5b", "--prefix", "64", "--patience", "0", "--mode", "eager"],
         {"pass, 1 rows", "pass, 64 rows", "draft of 9 levels"},

@@ -32,9 +32,11 @@ from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
+from longgraft.runtime.kv_pool import KVPool
 from longgraft.target_model.fused_modules import FusedModules, fused, kernels_for
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
+from longgraft.target_model.recorded_passes import RecordedPasses
 from longgraft.target_model.static_pass import Slot, StaticPass
 from longgraft.trees.tree import ProposalTree
 
@@ -194,6 +196,32 @@ def test_a_recorded_pass_equals_an_eager_one_at_other_lengths_and_trees(family, 
         # In bfloat16, rounding may send a row to another expert, so that only the median counts.
         worst, within = (off.max(), 1e-4) if dtype == torch.float32 else (off.median(), 4e-2)
         assert worst < within, f"prefix {length}: {worst:.2g} off"
+    assert_recorded(regions, family)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_requests_that_share_a_recorded_pass_get_what_each_gets_alone(family, dtype, device):
+    target = target_on(device, family, dtype)
+    regions = regions_on(device, "recorded")
+    pool = KVPool(target.cache(0), 2048)
+    caches = [pool.cache() for _ in range(3)]
+    for length, cache in zip((40, 200, 7), caches, strict=True):
+        cache.reserve(300)
+        target.run([Segment(ProposalTree.chain(torch.tensor(toy_prompt(length))), cache, "none")], Wants())
+        cache.length = length
+    passes = RecordedPasses(target, pool.whole, regions)
+    for seed in range(2):  # recorded, then replayed
+        trees = [random_tree(n, seed + n) for n in (9, 32, 1)]
+        alone = [
+            target.run([Segment(*pair)], Wants())[0].logits.float().clone() for pair in zip(trees, caches, strict=True)
+        ]
+        slots = [Slot(tree, cache, Greedy()) for tree, cache in zip(trees, caches, strict=True)]
+        for launched, tree, logits in zip(passes.forward(slots, Wants()), trees, alone, strict=True):
+            found, _, _, report = launched.result()
+            off = (report.logits[: len(tree)].float() - logits).abs().amax(-1) / logits.abs().max()  # [n]
+            worst, within = (off.max(), 1e-4) if dtype == torch.float32 else (off.median(), 4e-2)
+            assert found is tree and worst < within, f"{len(tree)} nodes: {worst:.2g} off"
     assert_recorded(regions, family)
 
 

@@ -18,7 +18,7 @@ import longgraft
 
 pytestmark = pytest.mark.slow  # steps on the pretend device are counted once for all tests
 COUNTS = Path(__file__).parent / "pretend" / "counts.py"
-TOYS = "toy-float32", "toy-bfloat16", "toy-recorded", "toy-fused"
+TOYS = "toy-float32", "toy-bfloat16", "toy-recorded", "toy-fused", "toy-served"
 REAL = "llama", "llama-fused"
 
 
@@ -51,6 +51,7 @@ MOST = {
     ("toy-recorded", "graft"): Spent(4, 0, 2, 30, 15, 1150),
     ("toy-recorded", "graft-x"): Spent(11, 0, 3, 60, 15, 1220),
     ("toy-fused", "ar"): Spent(1, 0, 1, 2, 4, 90),
+    **{("toy-served", f"ar x {lanes}"): Spent(1, 0, 1, 2, 4, 90) for lanes in (4, 8, 16)},
     ("llama", "ar"): Spent(1, 0, 2, 1310),
     ("llama-fused", "ar"): Spent(1, 0, 1, 2, 4, 540),
     ("llama", "eagle3"): Spent(2, 0, 6, 2660),
@@ -131,8 +132,9 @@ def test_inputs_of_a_plain_step_are_sent_in_one_copy_without_waiting(counts):
 
 @pytest.mark.parametrize("case", TOYS)
 def test_the_allocator_is_asked_once_per_request(counts, case):
-    for step in counts[case].values():
-        assert step["statistics"] == {"reset_peak_memory_stats": 1, "max_memory_allocated": 1}
+    for name, step in counts[case].items():
+        requests = int(name.rpartition(" x ")[2]) if " x " in name else 1
+        assert step["statistics"] == {"reset_peak_memory_stats": requests, "max_memory_allocated": requests}
 
 
 @pytest.mark.parametrize(

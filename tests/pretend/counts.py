@@ -9,7 +9,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,19 @@ import longgraft.attention.triton as kernel
 from longgraft.engine.engine import Engine
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
+from longgraft.engine.scheduler import advance
+from longgraft.engine.step import Step
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.observation import Wants
+from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.target_model import fused_modules, pass_geometry
 from longgraft.target_model.model import Target
+from longgraft.target_model.recorded_passes import ROWS, SLOTS
 from longgraft.target_model.topk import best
+from longgraft.trees.padded import SIZES
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
 
@@ -53,7 +58,8 @@ TOY: dict[str, Any] = dict(
 class Case:
     """A target and a head of these shapes, in this number format.
 
-    prompt: number of prompt tokens; steps: decoding steps, of which the last is counted, when everything is set up
+    prompt: number of prompt tokens; steps: decoding steps, of which the last is counted, when everything is set up;
+    lanes: numbers of requests at once
     """
 
     target: Callable[[], PretrainedConfig]
@@ -65,6 +71,7 @@ class Case:
     fused: bool = False
     prompt: int = 700
     steps: int = 4
+    lanes: tuple[int, ...] = (1,)
 
 
 def toy() -> LlamaConfig:
@@ -126,8 +133,25 @@ CASES = (
         ),
         "toy-fused": Case(toy, TOY_HEAD, torch.bfloat16, ("ar", "retrieval", "graft-x"), recorded=True, fused=True),
     }
+    | {
+        "toy-served": Case(
+            toy, TOY_HEAD, torch.bfloat16, ("ar",), recorded=True, fused=True, prompt=100, lanes=(1, 4, 8, 16)
+        )
+    }
     | {  # few steps, because these models are deep; regions are recorded by the second step
         name: Case(*shapes, torch.bfloat16, prompt=300, steps=2) for name, shapes in EIGHT.items()
+    }
+    | {
+        "llama-served": Case(
+            *EIGHT["llama"],
+            torch.bfloat16,
+            ("ar",),
+            recorded=True,
+            fused=True,
+            prompt=100,
+            steps=3,
+            lanes=(1, 4, 8, 16),
+        )
     }
     | {
         f"{name}-fused": Case(*shapes, torch.bfloat16, recorded=True, fused=True, prompt=300, steps=3)
@@ -159,22 +183,26 @@ def preferred(_: int, like: Tensor) -> Tensor:
 
 
 def told(_: int, like: Tensor) -> Tensor:
-    """Returns the result of a pass that kept the root and one child: tree, path, its length, the next token."""
-    rows = (len(like) - 2) // 7
+    """Returns the result of a pass: trees, paths, their lengths, the next tokens.
+
+    One tree kept its root and one child; each of several trees is a root.
+    """
+    slots = next(n for n in (1, *SLOTS) if (len(like) - 2 * n) % 7 == 0 and (len(like) - 2 * n) // 7 in (*SIZES, *ROWS))
+    rows = (len(like) - 2 * slots) // 7
     said = torch.zeros(7, rows, dtype=torch.int64)
     said[0], said[1], said[2], said[4], said[5] = torch.arange(rows), 0, 1, 2, 1
     said[1:3, 0], said[4, 0] = torch.tensor([-1, 0]), 1
-    kept = min(2, rows)
+    kept = 1 if slots > 1 else min(2, rows)
     said[6] = -1
     said[6, :kept] = torch.arange(kept)
-    return torch.cat([said.flatten(), torch.tensor([kept, 7])])
+    return torch.cat([said.flatten(), torch.full((slots,), kept), torch.full((slots,), 7)])
 
 
 ANSWERS: dict[str, Answer] = {
     "longgraft.drafters.pruning:__call__": gate,
     "longgraft.drafters.pruning:mass": lambda _, like: torch.full_like(like, 0.9),
     "longgraft.drafters.eagle3:_on_host": drafted,
-    "longgraft.target_model.static_pass:unpack": told,
+    "longgraft.target_model.recorded_passes:on_host": told,
     "longgraft.acceptance.rules:__call__": preferred,
 }
 
@@ -252,7 +280,9 @@ def made(device: Pretend, case: Case) -> tuple[Target, Eagle3Network]:
     return target, device.module(lambda: Eagle3Network(case.head, own_embedding=True).to(case.dtype))
 
 
-def counted(device: Pretend, case: Case, pair: tuple[Target, Eagle3Network], method: str) -> dict[str, Any]:
+def counted(
+    device: Pretend, case: Case, pair: tuple[Target, Eagle3Network], method: str, lanes: int = 1
+) -> dict[str, Any]:
     """Counts the last of a few steps: tokens, events by kind and by place, operations by name, replayed launches.
 
     Two numbers are of the whole request: queries of the allocator, and bytes of the largest tensor made.
@@ -260,22 +290,38 @@ def counted(device: Pretend, case: Case, pair: tuple[Target, Eagle3Network], met
     target, head = pair
     recorder = Recorded(device)
     parts = Parts(target, {HEAD.name: head}, regions=Regions(recorder) if case.recorded else EAGER)
-    engine = Engine(Lane(target, build(method, parts), parts.clock, parts.regions), find(method).budget, CHUNK)
+
+    def lane() -> Lane:
+        own = replace(parts, kept={}, clock=Clock())
+        return Lane(target, build(method, own), own.clock, own.regions)
+
+    engine = Engine(lane(), find(method).budget, CHUNK)
+    if case.recorded:
+        engine.lanes[0].pool.planned = lanes * 1024
+    engine.lanes += [lane().beside(engine.lanes[0]) for _ in range(lanes - 1)]
     log: list[Event] = []
     device.log.clear()
-    request = engine.open(GenerationRequest([n % 500 for n in range(case.prompt)], 64))
-    for _ in range(-(-case.prompt // CHUNK) + case.steps):
+    ids = [n % 500 for n in range(case.prompt)]
+    requests = [engine.open(GenerationRequest(ids, 64), lane=one) for one in engine.lanes]
+    chunks = -(-case.prompt // CHUNK)
+    for number in range(chunks + case.steps):
         log += device.log
         device.log.clear()
         recorder.launches.clear()
-        step = request.step()
-        assert step is not None
+        if lanes == 1:
+            steps = [requests[0].step()]
+        elif number < chunks:  # alone, because a shared pass of prompts is another number of launches
+            steps = [request.step() for request in requests]
+        else:
+            steps = advance(requests)
+        assert all(isinstance(step, Step) for step in steps), steps
     last = list(device.log)
     assert parts.regions.fixed == case.recorded
-    request.close()
+    for request in requests:
+        request.close()
     log += device.log
     return {
-        "tokens": len(step.tokens),
+        "tokens": sum(len(step.tokens) for step in steps),
         "kinds": Counter(event.kind for event in last),
         "waits": Counter(f"{event.kind} {event.place}:{event.line}" for event in last if event.kind != "launch"),
         "recorded": recorder.launches,
@@ -336,7 +382,12 @@ def main(names: list[str]) -> None:
         found: dict[str, Any] = {}
         for name in names:
             pair = made(device, CASES[name])
-            found[name] = {method: counted(device, CASES[name], pair, method) for method in CASES[name].methods}
+            case = CASES[name]
+            found[name] = {
+                method if lanes == 1 else f"{method} x {lanes}": counted(device, case, pair, method, lanes)
+                for method in case.methods
+                for lanes in case.lanes
+            }
         print(json.dumps(found | {"probes": probed(device)}, indent=1))
 
 
