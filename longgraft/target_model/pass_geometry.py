@@ -6,7 +6,7 @@ A pass holds a forest: each slot of rows is the tree of one request, whose cache
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -55,61 +55,62 @@ class Geometry(NamedTuple):
         return PaddedTree(tokens, parents, depths, self.scores, self.origin, self.live, rows - 1, rows)
 
 
-class _Forest(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Forest:
     """The inputs [FIELDS * n + NUMBERS * slots] int64 by row.
 
     Attributes:
         trees: One after another; parents count from the slot's first row.
         numbers: [NUMBERS, slots].
         member: [slots, n] bool, which rows a slot has.
+        inside: [n] bool, False in rows of no slot.
+        index: [n], 0, 1, .. n - 1.
         first: [n], the slot's first row; 0 in rows of no slot, like the next two.
         start: [n], the pool row of the slot's first row.
         position: [n], the root's position.
+        local: [n], each row's number in its slot.
+        above: [n], each node's parent as a row of the pass; roots, dead rows and rows of no slot are their own.
     """
 
     trees: PaddedTree
     numbers: Tensor
     member: Tensor
+    inside: Tensor
+    index: Tensor
     first: Tensor
     start: Tensor
     position: Tensor
+    local: Tensor
+    above: Tensor
 
     @classmethod
     def of(cls, inputs: Tensor, slots: int) -> _Forest:
-        numbers = inputs[-NUMBERS * slots :].view(NUMBERS, slots)
         trees = PaddedTree.unpack(inputs[: -NUMBERS * slots].view(FIELDS, -1))
-        first, count = numbers[:2, :, None]
-        member = (trees.index >= first) & (trees.index < first + count)
+        numbers = inputs[-NUMBERS * slots :].view(NUMBERS, slots)
+        index = trees.index
+        after = index - numbers[0, :, None]
+        member = (after >= 0) & (after < numbers[1, :, None])
+        inside = member.any(0)
         first, _, base, length, position = (numbers[:, :, None] * member).sum(1)
-        trees = replace(trees, live=trees.live & member.any(0))
-        return cls(trees, numbers, member, first, base + length, position)
-
-    @property
-    def local(self) -> Tensor:
-        """[n]: each row's number in its slot."""
-        return self.trees.index - self.first
+        local = index - first
+        trees = replace(trees, live=trees.live & inside)
+        above = first + torch.where(trees.live, trees.parents, local).clamp(min=0)
+        return cls(trees, numbers, member, inside, index, first, base + length, position, local, above)
 
     @property
     def columns(self) -> Tensor:
         """[min(n, 64)]: numbers that a row of a slot can have."""
-        return self.trees.index[: SIZES[-1]]
-
-    @property
-    def above(self) -> Tensor:
-        """[n]: each node's parent as a row of the pass; roots, dead rows and rows of no slot are their own."""
-        return self.first + torch.where(self.trees.live, self.trees.parents, self.local).clamp(min=0)
+        return self.index[: SIZES[-1]]
 
 
 def geometry(inputs: Tensor, slots: int) -> Geometry:
     """Returns the geometry of inputs [FIELDS * n + NUMBERS * slots] int64: the forest's record, then `NUMBERS`."""
     forest = _Forest.of(inputs, slots)
     trees = forest.trees
-    inside = forest.member.any(0)
-    columns = forest.columns
-    visible = (forest.local[:, None] == columns) & inside[:, None]
-    for jump in jumps_of(forest.above, len(columns) - 1):
+    visible = (forest.local[:, None] == forest.columns) & forest.inside[:, None]
+    for jump in jumps_of(forest.above, len(forest.columns) - 1):
         visible = visible | visible[jump]
-    depths = trees.depths * inside
+    depths = trees.depths * forest.inside
     positions = forest.position + depths
     places = torch.stack([forest.start + forest.local, positions, positions + 1])
     sizes = torch.cat([depths, forest.numbers[:4].flatten()]).int()
@@ -130,15 +131,14 @@ def accepted(inputs: Tensor, seen: Tensor, draws: Tensor, slots: int) -> tuple[T
     """
     forest = _Forest.of(inputs, slots)
     trees, first, columns = forest.trees, forest.first, forest.columns
-    index = trees.index
     drawn = (trees.tokens == draws[forest.above]) | (forest.local == 0)
     in_pass = (first[:, None] + columns).clamp(max=trees.rows - 1)
     bits = seen[:, columns >> 5] >> (columns & 31) & 1
     taken = (drawn[in_pass] | (bits == 0)).all(1) & trees.live
     # Siblings have distinct tokens, so at most one node of a slot is accepted per depth.
     dest = torch.where(taken, first + trees.depths, trees.rows)
-    path = index.new_full((trees.rows + 1,), -1).scatter_(0, dest, forest.local)[:-1]
-    nodes = torch.where(path < 0, index, first + path)
+    path = first.new_full((trees.rows + 1,), -1).scatter_(0, dest, forest.local)[:-1]
+    nodes = torch.where(path < 0, forest.index, first + path)
     lengths = (taken & forest.member).sum(1)
     following = draws[nodes[forest.numbers[0] + lengths - 1]] * (lengths > 0)
     record = torch.cat([inputs[: -NUMBERS * slots], path, lengths, following])

@@ -20,7 +20,7 @@ MUTATIONS = (
     Mutation(
         "rows that are not kept move to the root's",
         "pass_geometry:accepted",
-        "torch.where(path < 0, index, first + path)",
+        "torch.where(path < 0, forest.index, first + path)",
         "first + path.clamp(min=0)",
         "test_fixed.py::test_rows_of_a_path_can_be_committed_repeatedly_and_a_path_of_one_moves_none",
     ),
