@@ -208,7 +208,7 @@ class Rig:
 
     def requests(self, most: int, prefix: int) -> Callable[[int], None]:
         """Returns a plain step of so many requests, at most `most`, each after this many tokens of its own."""
-        pool = KVPool(self.target.cache(0), most * rounded(prefix + BEHIND))
+        pool = KVPool(self.target.cache(0), lambda: most * rounded(prefix + BEHIND))
         caches = [pool.cache() for _ in range(most)]
         for cache in caches:
             cache.reserve(prefix + BEHIND)

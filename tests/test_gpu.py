@@ -204,7 +204,7 @@ def test_a_recorded_pass_equals_an_eager_one_at_other_lengths_and_trees(family, 
 def test_requests_that_share_a_recorded_pass_get_what_each_gets_alone(family, dtype, device):
     target = target_on(device, family, dtype)
     regions = regions_on(device, "recorded")
-    pool = KVPool(target.cache(0), 2048)
+    pool = KVPool(target.cache(0), lambda: 2048)
     caches = [pool.cache() for _ in range(3)]
     for length, cache in zip((40, 200, 7), caches, strict=True):
         cache.reserve(300)

@@ -14,7 +14,7 @@ from longgraft.trees.tree import ProposalTree
 
 
 def pool_of(rows: int) -> KVPool:
-    return KVPool(toy_target("llama").cache(0), rows)
+    return KVPool(toy_target("llama").cache(0), lambda: rows)
 
 
 def read(cache, length: int, seed: int = 0) -> torch.Tensor:

@@ -149,7 +149,7 @@ def test_a_step_of_all_requests_is_one_pass_and_one_wait(count, monkeypatch):
 def test_trees_that_do_not_fit_into_a_pass_are_parted():
     session = repeatable("ar", regions=Regions(recorder))
     target, pool = session.target, session.engine.lanes[0].pool
-    pool.planned = 256 * 20
+    pool.planned = lambda: 256 * 20
     caches = [pool.cache() for _ in range(18)]
     for cache in caches:
         cache.reserve(100)
@@ -166,7 +166,7 @@ def test_trees_that_do_not_fit_into_a_pass_are_parted():
 def test_one_tree_among_empty_slots_reports_what_it_reports_alone():
     parts = toy_parts(regions=Regions(recorder))
     target = parts.target
-    pool = KVPool(target.cache(0), 1024)
+    pool = KVPool(target.cache(0), lambda: 1024)
     other, cache = pool.cache(), pool.cache()
     for one in (other, cache):
         one.reserve(200)
@@ -193,7 +193,7 @@ def test_one_tree_among_empty_slots_reports_what_it_reports_alone():
 def test_each_row_of_a_pass_draws_by_the_settings_of_its_request():
     parts = toy_parts(regions=Regions(recorder))
     target = parts.target
-    pool = KVPool(target.cache(0), 2048)
+    pool = KVPool(target.cache(0), lambda: 2048)
     rules = [Greedy(), Sampled(0.9, seed=3), Sampled(0.9, seed=4), Replay([7, 8, 9], 41), Sampled(1.5, top_k=5, seed=1)]
     slots = []
     for rule in rules:
@@ -285,7 +285,7 @@ def test_a_request_without_rows_waits_for_those_before_it():
     session = repeatable("ar", regions=Regions(recorder))
     scheduler = Scheduler(session, 8)
     pool = session.engine.lanes[0].pool
-    pool.planned = 512  # two segments of 256
+    pool.planned = lambda: 512  # two segments of 256
     asked = asked_of(5)
     entries = [Scheduled(one) for one in asked]
     said = {id(entry): [] for entry in entries}

@@ -110,18 +110,17 @@ class Engine:
         return prompt_tokens + max_new_tokens + self.budget
 
     def plan_pool(self, lanes: int) -> None:
-        """Makes the pool as large as memory allows for so many requests at once, if passes are recorded.
-
-        The pool takes its memory at the first request.
-        """
+        """Has the pool take as much memory as so many requests at once may need, if passes are recorded."""
         pool = self.lanes[0].pool
-        if pool is None:
-            return
+        if pool is not None:
+            pool.planned = partial(self._pool_rows, lanes)
+
+    def _pool_rows(self, lanes: int) -> int:
         free = free_bytes(self.target.device)
         if self.prefixes is not None:
             free -= max(0, self.prefixes.most - self.prefixes.bytes)
         longest = request_rows(min(self.limits.values()), 0, self.budget)
-        pool.planned = pool_rows(free, self.target.cache_bytes_per_token(), lanes, longest)
+        return pool_rows(free, self.target.cache_bytes_per_token(), lanes, longest)
 
     @property
     def cell(self) -> int:

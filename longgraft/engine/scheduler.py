@@ -155,10 +155,10 @@ class Scheduler(Generic[Entry]):
         most = written + max(self._room(), reserved)
         pool = self.engine.lanes[0].pool
         if pool is not None:
-            most = max(pool.rows, pool.planned, 1)
+            most = pool.rows
         if not most:
             return 0.0
-        return (written + reserved) / most
+        return min(1.0, (written + reserved) / most)
 
     def add(self, entry: Entry) -> None:
         """Queues a request."""

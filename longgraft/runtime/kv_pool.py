@@ -6,6 +6,8 @@ A segment is contiguous; so a kernel needs no table of blocks, only the row wher
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from longgraft.runtime.cache_layer import CacheLayer
@@ -19,13 +21,13 @@ class KVPool:
 
     Args:
         whole: An empty cache of the target.
-        planned: Rows that the pool has from its first use on, if no request needs more.
+        planned: Returns the rows that the pool takes, if no request needs more; called when it takes them.
 
     Attributes:
         whole: The cache of all rows; recorded passes read and write it.
     """
 
-    def __init__(self, whole: KVCache, planned: int = 0) -> None:
+    def __init__(self, whole: KVCache, planned: Callable[[], int] = lambda: 0) -> None:
         self.whole = whole
         self.planned = planned
         self._taken: dict[int, int] = {}  # first row of a segment -> its number of rows
@@ -54,16 +56,18 @@ class KVPool:
     def room(self) -> int:
         """The most rows that a further request can have now."""
         if not self._taken:
-            return max(self.rows, self.planned)
+            return max(self.rows, self.planned())
         return max((rows for _, rows in self.unused), default=0)
 
     def take(self, rows: int) -> int:
         """Returns the first row of a segment, in the first gap that is large enough.
 
-        The pool grows if it is empty, which moves its block; raises MemoryError if it has no such gap.
+        The pool grows if nobody uses it, which moves its block; raises MemoryError if it has no such gap.
         """
-        if not self._taken and rows > self.rows:
-            self.whole.reserve(SCRATCH + max(with_room(rows), self.planned))
+        # Without blocks their allocation may have failed, and other memory may be free now.
+        if not self._taken and (rows > self.rows or not self.whole.blocks):
+            self.whole.release()
+            self.whole.reserve(SCRATCH + max(with_room(rows), self.planned()))
         for start, free in self.unused:
             if rows <= free:
                 self._taken[start] = rows
