@@ -23,7 +23,7 @@ from longgraft.attention.backends import BACKENDS, HALF, Backend, available
 from longgraft.attention.layout import DeviceLayout, Layout
 
 if TYPE_CHECKING:
-    from longgraft.attention.triton import Plan
+    from longgraft.attention.launch_plan import Plan
 
 MOST = 16  # most layers with KV caches; at 4K tokens no device caches them all
 # The fields of a configuration that attention depends on.
@@ -131,7 +131,7 @@ def interpreted() -> bool:
 
 def plans(around: Plan, rows: int) -> Iterator[Plan]:
     """Yields the kernel's own plan, then plans that differ from it in one number.  rows: G * n rows of a key head"""
-    from longgraft.attention.triton import MOST_SPLITS
+    from longgraft.attention.launch_plan import MOST_SPLITS
 
     yield around
     others = {
@@ -157,7 +157,8 @@ def sweep(
     """
     from triton.runtime.errors import OutOfResources
 
-    from longgraft.attention.triton import Chip, Plan, tree_attention
+    from longgraft.attention.launch_plan import Chip, Plan
+    from longgraft.attention.triton import tree_attention
 
     every = caches(shape, machine, max(prefixes) + max(rows), 1 if small else MOST)
     group = shape.config["num_attention_heads"] // every.shape[3]

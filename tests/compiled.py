@@ -21,9 +21,10 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import mangle_type
 
 from longgraft.attention import triton as ours
+from longgraft.attention.launch_plan import Chip, Plan
 from longgraft.attention.layout import DeviceLayout
 
-CHIPS = {80: ours.Chip(108, False), 90: ours.Chip(132, True)}
+CHIPS = {80: Chip(108, False), 90: Chip(132, True)}
 LLAMA, QWEN2, GEMMA = (32, 8, 128), (28, 4, 128), (16, 8, 256)  # H, Hkv, D
 CASES: dict[str, tuple[tuple[int, int, int], int, int, dict]] = {  # heads, n, m (of a slot), further arguments
     "a tree": (LLAMA, 64, 64, {}),
@@ -54,7 +55,7 @@ class Recorder:
 
 
 def launches(
-    heads: tuple[int, int, int], n: int, m: int, chip: ours.Chip, slots: int = 0, **more: Any
+    heads: tuple[int, int, int], n: int, m: int, chip: Chip, slots: int = 0, **more: Any
 ) -> list[tuple[Any, dict]]:
     """Returns (kernel, arguments) of `tree_attention`'s launches in bfloat16 at a capacity of 32K; computes nothing."""
     query_heads, kv_heads, size = heads
@@ -63,7 +64,7 @@ def launches(
     k = empty(1, kv_heads, 32768, size, dtype=torch.bfloat16)
     shapes = [(slots or 1,), (n,), (m,), (n, -(-m // 32)), (3, slots)]
     layout = DeviceLayout(*(empty(*shape, dtype=torch.int32) for shape in shapes[: 5 if slots else 4]))
-    plan = ours.Plan.of(query_heads // kv_heads * n, k.shape, k.dtype, chip, slots or 1)
+    plan = Plan.of(query_heads // kv_heads * n, k.shape, k.dtype, chip, slots or 1)
     recorders = Recorder(ours._parts), Recorder(ours._merge)
     with patch.multiple(ours, _parts=recorders[0], _merge=recorders[1]):
         ours.tree_attention(q, k, k, layout, size**-0.5, plan=plan, **{"window": None, **more})

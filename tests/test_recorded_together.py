@@ -281,6 +281,18 @@ def test_a_longer_prompt_needs_no_new_recording():
     assert made == made[:1] * 3
 
 
+def test_a_longer_prompt_drops_the_drafts_that_were_recorded_on_smaller_buffers():
+    regions = Regions(recorder)
+    session = repeatable("eagle3", regions=regions)
+    session.engine.plan_pool(1)
+    (memory,) = (one for one in session.engine.proposer.memories if one.aligned is not None)
+    for length in (60, 300):
+        answers(session, [GenerationRequest(toy_prompt(length), 6)], 1)
+        drafts = [key for key in regions.recordings if any(part is memory for part in key)]
+        assert drafts and all(memory.cache.age in key for key in drafts)
+    assert {key[0].rows for key in regions.recordings if isinstance(key[0], StaticPass)} >= {64}
+
+
 def test_a_request_without_rows_waits_for_those_before_it():
     session = repeatable("ar", regions=Regions(recorder))
     scheduler = Scheduler(session, 8)

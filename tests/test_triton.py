@@ -23,8 +23,9 @@ from toys.trees import random_tree
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import BACKENDS, available, dense, split, whole
+from longgraft.attention.launch_plan import Chip, Plan
 from longgraft.attention.layout import Layout
-from longgraft.attention.triton import Chip, Plan, tree_attention
+from longgraft.attention.triton import tree_attention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CAPACITY = 448

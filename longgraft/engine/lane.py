@@ -141,10 +141,8 @@ class Lane:
 
     def _reset(self, memory: Memory, cache: KVCache, capacity: int) -> None:
         """Resets a drafter's memory, whose cache keeps its buffers from request to request."""
-        if capacity > cache.capacity:
-            capacity = with_room(capacity)
         before = cache.age
-        memory.reset(capacity)
+        memory.reset(with_room(capacity))
         if cache.age != before:
             self.regions.drop(memory, cache)
 

@@ -46,13 +46,6 @@ MUTATIONS = (
         "test_fixed.py::test_budgets_beyond_the_largest_size_give_the_results_of_single_launches",
     ),
     Mutation(
-        "caches grow by less than they are rounded to",
-        "Lane._padded_capacity",
-        "max(ROUND, (1 <<",
-        "max(1, (1 <<",
-        "test_fixed.py::test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_new_ones",
-    ),
-    Mutation(
         "features are those of a recorded tree's first nodes",
         "StaticPass._settle",
         "{layer: rows[nodes] for",
@@ -68,9 +61,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the report of a pass changes with the next pass",
-        "Verifier._fixed",
-        "{layer: rows[: len(path)].clone() for",
-        "{layer: rows[:len(path)] for",
+        "_own",
+        "{layer: states[path].clone() for",
+        "{layer: states[path] for",
         "test_fixed.py::test_observed_features_outlive_the_next_pass",
     ),
     Mutation(
@@ -103,9 +96,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a longer request keeps what was recorded for shorter ones",
-        "Lane._padded_capacity",
-        "        self.regions.forget()\n",
-        "",
+        "Lane._empty",
+        "self.regions.forget()",
+        "pass",
         "test_fixed.py::test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_new_ones",
     ),
     Mutation(
@@ -124,9 +117,9 @@ MUTATIONS = (
     ),
     Mutation(
         "caches have no room for padded rows",
-        "Lane._padded_capacity",
-        "        capacity += SIZES[-1]\n",
-        "",
+        "request_rows",
+        "max(budget, SIZES[-1])",
+        "budget",
         "test_fixed.py::test_caches_of_recorded_steps_have_room_for_padded_rows",
     ),
     Mutation(
