@@ -7,6 +7,8 @@ import torch
 from toys.models import toy_target
 from toys.sessions import toy_prompt
 
+from longgraft.engine.pool_size import pool_rows, requests_that_fit
+from longgraft.eval.checks.doctor import Footprint, served
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.kv_pool import SCRATCH, KVPool
 from longgraft.target_model.passes import Segment
@@ -82,6 +84,22 @@ def test_a_segment_that_grows_takes_its_rows_along():
     assert first.capacity == 768 and first.length == 60 and torch.equal(first.layers[-1].keys[:, :, :60], keys)
     first.release()
     assert first.capacity == first.base == 0 and pool.room == 768 and first.bytes() == 0
+
+
+def test_a_pool_takes_memory_for_so_many_requests_and_leaves_some_to_recordings():
+    gib = 2**30
+    eight = 128 * 1024  # bytes of a row of Llama-3.1-8B in bfloat16
+    rows = pool_rows(63 * gib, eight, 64, 131_136)
+    assert 0.7 * 63 * gib < rows * eight < 0.8 * 63 * gib - 2 * gib + eight
+    assert requests_that_fit(rows, 4096, 1024, 60) == 73 and requests_that_fit(rows, 32_768, 1024, 60) == 11
+    assert pool_rows(63 * gib, eight, 2, 1024) == 2048  # no more than they can need
+    assert pool_rows(63 * gib, eight, 1, 131_136) == rows // 4 and pool_rows(gib, eight, 8, 4096) == 0
+
+
+def test_doctor_tells_how_many_requests_a_gpu_serves_at_once():
+    shares = {"target": Footprint(16 * 2**30, 128 * 1024), "drafter": Footprint(2**30, 4096)}
+    line = served(79 * 2**30, shares, {"matrix": 2**20}, 4096)
+    assert line == "served at once: 72 requests of 4,096 tokens and answers of 1,024 fit, in a pool of 389,932 rows"
 
 
 def test_a_released_cache_gives_its_segment_back_once():
