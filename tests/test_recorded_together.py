@@ -404,6 +404,7 @@ def test_a_request_without_rows_waits_for_those_before_it():
     entries = [Scheduled(one) for one in asked]
     said = {id(entry): [] for entry in entries}
     most = 0
+    filled = set()
     for entry in entries:
         scheduler.add(entry)
     with torch.no_grad(), poisoned():
@@ -411,5 +412,19 @@ def test_a_request_without_rows_waits_for_those_before_it():
             for entry, step, _ in scheduler.step():
                 said[id(entry)] += step.tokens
             most = max(most, len(scheduler.running))
-            assert 0 <= scheduler.filled <= 1
-    assert most == 2 and [said[id(entry)] for entry in entries] == wanted_of(asked)
+            filled.add(scheduler.filled)
+    assert most == 2 and filled == {0.0, 0.5, 1.0} and [said[id(entry)] for entry in entries] == wanted_of(asked)
+
+
+def test_a_request_waits_for_memory_of_its_drafter(monkeypatch):
+    session = repeatable("eagle3", regions=Regions(recorder))
+    scheduler = Scheduler(session, 8)
+    asked = GenerationRequest(toy_prompt(60), 6)
+    scheduler.add(Scheduled(asked))
+    with torch.no_grad():
+        list(scheduler.step())
+    drafted = session.engine.lanes[0].bytes_per_token - session.target.cache_bytes_per_token()
+    needed = session.engine.rows(60, 6) * drafted / 0.8
+    for more, waits in ((-drafted, True), (drafted, False)):
+        monkeypatch.setattr("longgraft.engine.scheduler.free_bytes", lambda device, more=more: needed + more)
+        assert (scheduler.lane(asked) is None) is waits
