@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from longgraft.acceptance import draw_kernel
-from longgraft.kernels import fused_triton, layer_triton, topk_triton, tree_triton
+from longgraft.kernels import fused_triton, layer_triton, rope_write_triton, topk_triton, tree_triton
 from longgraft.target_model.module_forms import ACTIVATIONS, NORMS
 from longgraft.target_model.topk import MOST_FUSED
 from longgraft.trees.padded import FIELDS, SIZES
@@ -51,7 +51,7 @@ DEPENDENT = [  # launches that wait for the one before, from sm_90 on
     (name, constants | {"PDL": True}, warps) for name, constants, warps in LAUNCHES if "PDL" in constants
 ]
 MODULES = {"_draw": draw_kernel, "_geometry": tree_triton, "_accepted": tree_triton, "_topk": topk_triton}
-MODULES |= dict.fromkeys(("_product", "_gated_product", "_rope_write"), layer_triton)
+MODULES |= {"_product": layer_triton, "_gated_product": layer_triton, "_rope_write": rope_write_triton}
 STAGES = {"_product": layer_triton.STAGES, "_gated_product": layer_triton.GATED_STAGES}
 TYPES = {
     "ROWS": "*i64",

@@ -18,7 +18,8 @@ from transformers.models.llama import modeling_llama
 from longgraft.kernels.build import NotBuilt
 from longgraft.protocol.observation import Wants
 from longgraft.target_model import model as target_model
-from longgraft.target_model.fused_modules import FusedModules, differences, fused, kernels_for
+from longgraft.target_model.fused_model import fused
+from longgraft.target_model.fused_modules import FusedModules, differences, kernels_for
 from longgraft.target_model.model import Target
 from longgraft.target_model.module_forms import ACTIVATIONS, DTYPES, NORMS, gate_of, norm_of, tables_of, turned
 from longgraft.target_model.pass_geometry import accepted, geometry

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from longgraft.kernels import fused_triton, layer_triton
-from longgraft.kernels.layer_triton import HeadNorms
+from longgraft.kernels.head_norms import HeadNorms
 from longgraft.target_model.module_forms import ACTIVATIONS, NORMS, turned
 from longgraft.trees.padded import SIZES
 

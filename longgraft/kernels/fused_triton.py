@@ -17,7 +17,7 @@ from torch import Tensor
 from longgraft.kernels.activation_triton import activated
 from longgraft.kernels.layer_triton import gated_product as gated_product
 from longgraft.kernels.layer_triton import product as product
-from longgraft.kernels.layer_triton import rope_write as rope_write
+from longgraft.kernels.rope_write_triton import rope_write as rope_write
 from longgraft.kernels.topk_triton import topk as topk
 from longgraft.kernels.tree_triton import accepted as accepted
 from longgraft.kernels.tree_triton import geometry as geometry
