@@ -210,9 +210,7 @@ def test_a_window_other_than_the_masks_reaches_the_layers_own_code_which_refuses
     forwards, _ = fused_layers(model, kernels)
     layer = forwards[model.model.layers[0]].__self__
     trial = LayerTrial(model, layer)
-    model.config.sliding_window = 25
-    trial.called(layer.forward)
-    model.config.sliding_window, kernels.called[:] = 24, []
+    kernels.called.clear()
     mask = torch.tensor(23).view(1, 1, 1, 1)
     named = {"attention_mask": mask, "position_embeddings": trial.trial.tables, layer.cache_name: trial._cache}
     with trial._within_a_pass(), pytest.raises(ValueError, match="masks by a window of 23 and passes 24"):
