@@ -10,6 +10,7 @@ from toys.sessions import toy_prompt
 from longgraft.engine.pool_size import pool_rows, requests_that_fit
 from longgraft.eval.checks.doctor import Footprint, served
 from longgraft.protocol.observation import Wants
+from longgraft.runtime.kv_cache import KVCache
 from longgraft.runtime.kv_pool import SCRATCH, KVPool
 from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import ProposalTree
@@ -19,10 +20,10 @@ def pool_of(rows: int) -> KVPool:
     return KVPool(toy_target("llama").cache(0), lambda: rows)
 
 
-def read(cache, length: int, seed: int = 0) -> torch.Tensor:
+def read(cache, length: int, seed: int = 0, family: str = "llama") -> torch.Tensor:
     """Reads a prompt into a cache; returns the keys of its last layer."""
     prompt = torch.tensor(toy_prompt(length, seed))
-    toy_target("llama").run([Segment(ProposalTree.chain(prompt), cache, "none")], Wants())
+    toy_target(family).run([Segment(ProposalTree.chain(prompt), cache, "none")], Wants())
     cache.keep(torch.arange(length))
     return cache.layers[-1].keys[:, :, :length].clone()
 
@@ -100,6 +101,41 @@ def test_doctor_tells_how_many_requests_a_gpu_serves_at_once():
     shares = {"target": Footprint(16 * 2**30, 128 * 1024), "drafter": Footprint(2**30, 4096)}
     line = served(79 * 2**30, shares, {"matrix": 2**20}, 4096)
     assert line == "served at once: 72 requests of 4,096 tokens and answers of 1,024 fit, in a pool of 389,932 rows"
+
+
+def test_a_pool_whose_memory_could_not_be_had_is_planned_anew(monkeypatch):
+    """One of its two blocks was allocated."""
+    plans = iter([1200, 256])
+    pool = KVPool(toy_target("gemma2").cache(0), lambda: next(plans))
+    buffer = KVCache._buffer
+
+    def limited(self, like, name, each):
+        if self is pool.whole and len(self.blocks) == 1 and self.capacity > 1000 and name[0] != "sliding_attention":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return buffer(self, like, name, each)
+
+    monkeypatch.setattr(KVCache, "_buffer", limited)
+    cache = pool.cache()
+    for fits in (False, True):
+        cache.reserve(100)
+        if fits:
+            read(cache, 20, family="gemma2")
+        else:
+            with pytest.raises(torch.OutOfMemoryError):
+                read(cache, 20, family="gemma2")
+        cache.release()
+    assert pool.rows == 256 and len(pool.whole.blocks) == 2
+
+
+def test_a_pool_that_is_planned_for_more_requests_grows_at_its_next_use():
+    pool = pool_of(256)
+    cache = pool.cache()
+    cache.reserve(100)
+    pool.plan(lambda: 1024)
+    cache.release()
+    assert pool.rows == 256
+    cache.reserve(100)
+    assert pool.rows == 1024
 
 
 def test_a_released_cache_gives_its_segment_back_once():

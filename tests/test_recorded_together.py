@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from toys.trees import random_tree
 
 from longgraft.acceptance.rules import Greedy, Replay, Sampled
 from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.fork import Fork
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import Scheduled, Scheduler, advance
 from longgraft.engine.session import Session
@@ -23,7 +26,7 @@ from longgraft.protocol.observation import Wants
 from longgraft.runtime.cuda_graphs import Regions
 from longgraft.runtime.kv_pool import KVPool
 from longgraft.target_model.passes import Segment
-from longgraft.target_model.recorded_passes import RecordedPasses
+from longgraft.target_model.recorded_passes import Launched, RecordedPasses
 from longgraft.target_model.static_pass import Slot, StaticPass
 from longgraft.trees.padded import PaddedTree
 from longgraft.trees.tree import ProposalTree
@@ -146,20 +149,128 @@ def test_a_step_of_all_requests_is_one_pass_and_one_wait(count, monkeypatch):
     assert seen == [(1 if count == 1 else 8, count)] * 3 and len(copies) == 3
 
 
-def test_trees_that_do_not_fit_into_a_pass_are_parted():
-    session = repeatable("ar", regions=Regions(recorder))
-    target, pool = session.target, session.engine.lanes[0].pool
-    pool.planned = lambda: 256 * 20
-    caches = [pool.cache() for _ in range(18)]
-    for cache in caches:
+def slots_of(session: Session, trees: list[ProposalTree], rules: list) -> list[Slot]:
+    """Returns these trees, each after a prompt of its own in the session's pool."""
+    target = session.target
+    pool = session.engine.lanes[0].pool
+    pool.plan(lambda: 256 * len(trees))
+    slots = []
+    for number, (tree, rule) in enumerate(zip(trees, rules, strict=True)):
+        cache = pool.cache()
         cache.reserve(100)
-        target.run([Segment(ProposalTree.chain(torch.tensor(toy_prompt(5))), cache, "none")], Wants())
-        cache.keep(torch.arange(5))
-    passes = RecordedPasses(target, pool.whole, session.engine.regions)
-    trees = [random_tree(1 + 3 * n % 40, n) for n in range(18)]
-    found = passes.forward([Slot(tree, cache, Greedy()) for tree, cache in zip(trees, caches, strict=True)], Wants())
-    assert [launched.result()[0] for launched in found] == trees
-    assert {(fixed.rows, fixed.slots) for fixed in passes._passes.values()} <= {(256, 16), (128, 16), (64, 4), (128, 4)}
+        prompt = torch.tensor(toy_prompt(5 + number))
+        target.run([Segment(ProposalTree.chain(prompt), cache, "none")], Wants())
+        cache.keep(torch.arange(len(prompt)))
+        slots.append(Slot(tree, cache, rule))
+    return slots
+
+
+def kept(launched) -> list[tuple[list[int], int]]:
+    """Returns (accepted path, next token) of each slot."""
+    return [(path.tolist(), token) for _, path, token, _ in (one.result() for one in launched)]
+
+
+def test_trees_that_do_not_fit_into_a_pass_are_parted_and_none_waits(monkeypatch):
+    session = repeatable("ar", regions=Regions(recorder))
+    trees = [random_tree(1 + 7 * n % 40, n) for n in range(18)]
+    slots = slots_of(session, trees, [Greedy()] * 18)
+    passes = RecordedPasses(session.target, slots[0].cache.whole, session.engine.regions)
+    alone = [kept(passes.forward([slot], Wants()))[0] for slot in slots]
+    seen = launches(monkeypatch)
+    monkeypatch.setattr(Launched, "take", lambda self: 1 / 0)
+    found = passes.forward(slots, Wants())
+    monkeypatch.undo()
+    assert kept(found) == alone
+    assert seen == [(256, 14), (128, 4)]
+
+
+def test_passes_of_a_step_keep_their_recordings_whatever_settings_their_requests_have():
+    regions = Regions(recorder)
+    session = repeatable("ar", regions=regions)
+    rules = [Greedy(), Sampled(0.9, seed=3), Replay([7, 8], 41), Greedy(), Sampled(0.9, seed=4), Greedy()]
+    slots = slots_of(session, [random_tree(60, n) for n in range(6)], rules)
+    passes = RecordedPasses(session.target, slots[0].cache.whole, regions)
+    for round in range(4):
+        passes.forward(slots if round % 2 else slots[::-1], Wants())
+        if round == 1:
+            made = regions.recorded
+    assert regions.recorded == made
+
+
+def test_further_lanes_record_no_pass_anew():
+    regions = Regions(recorder)
+    session = repeatable("ar", regions=regions)
+    asked = [replace(one, sampling=GREEDY) for one in asked_of(4)]
+    assert answers(session, asked, 4, 3) == wanted_of(asked)
+    assert regions.recorded == len(regions.recordings)
+
+
+def test_all_requests_of_a_pass_tell_its_seconds():
+    """A device is done once the first request has waited for it."""
+    session = repeatable("ar", regions=Regions(recorder))
+    slots = slots_of(session, [random_tree(3, n) for n in range(3)], [Greedy()] * 3)
+    passes = RecordedPasses(session.target, slots[0].cache.whole, session.engine.regions)
+    for over in (False, True):
+        found = passes.forward(slots, Wants())
+        run = found[0]._run
+        run._done = SimpleNamespace(query=lambda run=run, over=over: over or run._copied is not None)
+        kept(found)
+        (seconds,) = {launched.seconds for launched in found}
+        assert (seconds == 0.0) is over
+
+
+@pytest.mark.parametrize("method", ["graft", "graft-x"])
+def test_requests_with_other_budgets_share_their_passes(method):
+    session = repeatable(method, regions=Regions(recorder))
+    asked = [replace(one, budget=budget) for one, budget in zip(asked_of(5), (1, 60, 2, None, 1), strict=True)]
+    with poisoned():
+        assert answers(session, asked, 4, 1) == wanted_of(asked)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("no capture")])
+def test_recordings_that_fail_cost_no_answer(error):
+    made = []
+
+    def failing(region):
+        made.append(1)
+        if len(made) % 7 == 5:
+            raise error
+        return recorder(region)
+
+    session = repeatable("graft", regions=Regions(failing))
+    asked = asked_of(5)
+    with poisoned(), pytest.warns(UserWarning, match="longgraft"):
+        assert answers(session, asked, 4, 1) == wanted_of(asked)
+
+
+def test_a_fork_has_its_own_rows_beside_the_pool():
+    session = repeatable("ar", regions=Regions(recorder))
+    asked = [GenerationRequest(toy_prompt(60), 12)] * 3
+    with torch.no_grad(), Fork([session.engine], asked[0].ids, 12):
+        assert answers(session, asked, 3) == wanted_of(asked)
+    assert answers(session, asked, 3) == wanted_of(asked) and not session.engine.lanes[0].pool.filled
+
+
+def test_a_constrained_request_decodes_beside_recorded_ones():
+    session = repeatable("graft-x", regions=Regions(recorder))
+    asked = [GenerationRequest(toy_prompt(n), 8, Sampling(logit_bias={5: 1.0})) for n in (30,)] + asked_of(3)
+    alone = answers(repeatable("graft-x", regions=Regions(recorder)), asked[:1], 1)
+    with poisoned():
+        assert answers(session, asked, 4) == alone + wanted_of(asked[1:])
+
+
+def test_a_segment_that_moves_after_the_prompt_keeps_its_rows():
+    session = repeatable("ar", regions=Regions(recorder))
+    with torch.no_grad(), poisoned():
+        first, second = decoding(session, 2, 12)
+        base = first.verifier.cache.base
+        first.verifier.cache.reserve(600)
+        said = [[], []]
+        while first.finish_reason is None or second.finish_reason is None:
+            for tokens, step in zip(said, advance([first, second]), strict=True):
+                tokens += step.tokens
+    assert base != first.verifier.cache.base
+    assert said == [plain("llama", length, 12, GREEDY)[1:] for length in LENGTHS[:2]]
 
 
 @torch.inference_mode()
@@ -191,22 +302,13 @@ def test_one_tree_among_empty_slots_reports_what_it_reports_alone():
 
 
 def test_each_row_of_a_pass_draws_by_the_settings_of_its_request():
-    parts = toy_parts(regions=Regions(recorder))
-    target = parts.target
-    pool = KVPool(target.cache(0), lambda: 2048)
+    session = repeatable("ar", regions=Regions(recorder))
     rules = [Greedy(), Sampled(0.9, seed=3), Sampled(0.9, seed=4), Replay([7, 8, 9], 41), Sampled(1.5, top_k=5, seed=1)]
-    slots = []
-    for rule in rules:
-        cache = pool.cache()
-        cache.reserve(200)
-        target.run([Segment(ProposalTree.chain(torch.tensor(toy_prompt(40))), cache, "none")], Wants())
-        cache.keep(torch.arange(40))
-        slots.append(Slot(random_tree(5, 1), cache, rule))
-    passes = RecordedPasses(target, pool.whole, parts.regions)
+    slots = slots_of(session, [random_tree(5, 1)] * 5, rules)
+    passes = RecordedPasses(session.target, slots[0].cache.whole, session.engine.regions)
     for _ in range(2):
-        alone = [passes.forward([slot], Wants())[0].result()[1:3] for slot in slots]
-        shared = [launched.result()[1:3] for launched in passes.forward(slots, Wants())]
-        assert [(path.tolist(), token) for path, token in shared] == [(path.tolist(), token) for path, token in alone]
+        alone = [kept(passes.forward([slot], Wants()))[0] for slot in slots]
+        assert kept(passes.forward(slots, Wants())) == alone
         assert len({token for _, token in alone}) > 2
 
 
@@ -297,7 +399,7 @@ def test_a_request_without_rows_waits_for_those_before_it():
     session = repeatable("ar", regions=Regions(recorder))
     scheduler = Scheduler(session, 8)
     pool = session.engine.lanes[0].pool
-    pool.planned = lambda: 512  # two segments of 256
+    pool.plan(lambda: 512)  # two segments of 256
     asked = asked_of(5)
     entries = [Scheduled(one) for one in asked]
     said = {id(entry): [] for entry in entries}

@@ -26,6 +26,7 @@ from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import Regions
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.kv_cache import KVCache
+from longgraft.runtime.kv_pool import KVPool
 from longgraft.target_model.model import TOPK_ROWS, Target
 from longgraft.target_model.verifier import Verifier
 
@@ -113,10 +114,10 @@ class Engine:
         """Has the pool take as much memory as so many requests at once may need, if passes are recorded."""
         pool = self.lanes[0].pool
         if pool is not None:
-            pool.planned = partial(self._pool_rows, lanes)
+            pool.plan(partial(self._pool_rows, pool, lanes))
 
-    def _pool_rows(self, lanes: int) -> int:
-        free = free_bytes(self.target.device)
+    def _pool_rows(self, pool: KVPool, lanes: int) -> int:
+        free = free_bytes(self.target.device) + pool.whole.bytes()
         if self.prefixes is not None:
             free -= max(0, self.prefixes.most - self.prefixes.bytes)
         longest = request_rows(min(self.limits.values()), 0, self.budget)

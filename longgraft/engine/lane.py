@@ -57,7 +57,6 @@ class Lane:
         self.cache = self._empty_cache()
         self.snapshot: Snapshot | None = None
         self._lock = threading.Lock()
-        self._addresses: list[int] = []  # of all weights, when the last request began
         self._current: Callable[[], Request | None] = lambda: None
 
     def beside(self, other: Lane) -> Lane:
@@ -191,6 +190,6 @@ class Lane:
                 self.target.kernels.forget_changed(parameter)
         if self.regions.fixed:
             now = addresses(self.networks)
-            if now != self._addresses:
+            if now != self.regions.addresses:
                 self.regions.forget()
-            self._addresses = now
+            self.regions.addresses = now

@@ -150,15 +150,15 @@ class Scheduler(Generic[Entry]):
     def filled(self) -> float:
         """The share, from 0 to 1, of the KV cache's possible rows that running requests fill or reserve."""
         requests = self.requests
+        pool = self.engine.lanes[0].pool
+        if pool is not None:
+            return pool.filled
         written = sum(request.written for request in requests)
         reserved = sum(request.unwritten for request in requests)
         most = written + max(self._room(), reserved)
-        pool = self.engine.lanes[0].pool
-        if pool is not None:
-            most = pool.rows
         if not most:
             return 0.0
-        return min(1.0, (written + reserved) / most)
+        return (written + reserved) / most
 
     def add(self, entry: Entry) -> None:
         """Queues a request."""
@@ -262,30 +262,35 @@ class Scheduler(Generic[Entry]):
         if not self.running:
             return self.engine.lanes[0]
         rows = self.engine.rows(len(requested.ids), requested.max_new_tokens)
-        if self.engine.lanes[0].pool is None:
-            rows += sum(request.unwritten for request in self.requests)
-        if len(self.running) >= self.most or rows > self._room():
+        if len(self.running) >= self.most or not self._has_room(rows):
             return None
         for lane in self.engine.lanes:
             if lane.request is None:
                 return lane
         return self._made()
 
-    def _room(self) -> float:
-        """Returns how many more KV rows memory has room for, less what the prefix cache may still grow by.
+    def _has_room(self, rows: int) -> bool:
+        """True if memory has room for a request of so many rows besides those that run."""
+        pool = self.engine.lanes[0].pool
+        if pool is None:
+            return rows + sum(request.unwritten for request in self.requests) <= self._room()
+        if rows > pool.room:
+            return False
+        # The pool has its memory; drafters' rows still need some.
+        drafted = self._bytes_per_token - self.engine.target.cache_bytes_per_token()
+        return not drafted or rows * drafted <= MEMORY_SHARE * free_bytes(self.engine.target.device)
 
-        With a pool, the rows of the largest request that fits; memory then has only drafters' rows to hold.
-        """
+    def _room(self) -> float:
+        """Returns how many more KV rows memory has room for, less what the prefix cache may still grow by."""
         free = MEMORY_SHARE * free_bytes(self.engine.target.device)
         prefixes = self.engine.prefixes
         if prefixes is not None:
             free -= max(0, prefixes.most - prefixes.bytes)
-        per_token = max(lane.bytes_per_token for lane in self.engine.lanes)
-        pool = self.engine.lanes[0].pool
-        if pool is None:
-            return free / per_token
-        drafted = per_token - self.engine.target.cache_bytes_per_token()
-        return min(pool.room, free / drafted if drafted else pool.room)
+        return free / self._bytes_per_token
+
+    @property
+    def _bytes_per_token(self) -> int:
+        return max(lane.bytes_per_token for lane in self.engine.lanes)
 
     def _made(self) -> Lane | None:
         if self.engine.another is None or time.monotonic() < self._retry_at:

@@ -95,12 +95,12 @@ class Eagle3Cache(DraftCache):
         if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
             states = self._feed_rows(features, tokens)
         else:
-            hidden = self._run(HeadRows(features), Part.FUSE)
+            hidden = self.passes.run(HeadRows(features), Part.FUSE)
             del features  # they are several times as wide as `hidden`
             layout = Layout(self.cache.length, torch.arange(n), None, self.device)
             positions = torch.arange(self.cache.length, self.cache.length + n, device=self.device)
             rows = HeadRows(hidden, sent(tokens, self.device), positions, self.cache, layout)
-            states = self._run(rows, Part.FEED)[None]
+            states = self.passes.run(rows, Part.FEED)[None]
         # Copied, because a view would keep a prompt chunk's states alive.
         self._newest = states[:, n - 1 : n].clone()
 

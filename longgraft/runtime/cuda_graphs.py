@@ -9,7 +9,7 @@ import importlib.util
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, TypeVar
 
@@ -50,6 +50,7 @@ class Regions:
         used: The number of the step that ran each of them last.
         recorded: Number of recordings ever made, those included that were dropped since.
         lanes: Number of lanes that share them.
+        addresses: The addresses of the weights that recordings read.
         seconds: Seconds that making them took, refused ones included.
     """
 
@@ -60,6 +61,7 @@ class Regions:
         self.used: dict[Hashable, int] = {}
         self.recorded = 0
         self.lanes = 1
+        self.addresses: list[int] = []
         self.seconds = 0.0
         self._kept: dict[Hashable, Any] = {}
         self._latest: dict[Hashable, Hashable] = {}
@@ -165,12 +167,15 @@ class Regions:
         return Regions(self._recorder)
 
     def drop(self, *owners: object) -> None:
-        """Drops the recordings and shared tensors whose keys name one of these objects, because its tensors moved."""
-        for kept in (self.recordings, self.used, self._kept):
-            for key in [
-                key for key in kept if isinstance(key, tuple) and any(part is owner for part in key for owner in owners)
-            ]:
-                del kept[key]
+        """Drops recordings and shared tensors whose keys name one of these objects, because its tensors moved.
+
+        Recordings of what is dropped, such as a pass, go as well.
+        """
+        stale = [key for key in self._kept if _names(key, owners)]
+        owners = (*owners, *(self._kept.pop(key) for key in stale))
+        for key in [key for key in self.recordings if _names(key, owners)]:
+            del self.recordings[key]
+            self.used.pop(key, None)
 
     def forget(self) -> None:
         """Drops the recordings and the shared tensors, because tensors that they read have moved."""
@@ -181,6 +186,14 @@ class Regions:
         self._crowded = False
         self._once.clear()
         self._too_large.clear()
+
+
+def _names(key: Hashable, owners: Collection[object]) -> bool:
+    """True if a key, or a key within it, has one of these objects."""
+    parts = key if isinstance(key, tuple) else (key,)
+    return any(
+        _names(part, owners) if isinstance(part, tuple) else any(part is one for one in owners) for part in parts
+    )
 
 
 EAGER = Regions()

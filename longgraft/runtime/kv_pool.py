@@ -21,7 +21,7 @@ class KVPool:
 
     Args:
         whole: An empty cache of the target.
-        planned: Returns the rows that the pool takes, if no request needs more; called when it takes them.
+        planned: As in `plan`.
 
     Attributes:
         whole: The cache of all rows; recorded passes read and write it.
@@ -29,8 +29,19 @@ class KVPool:
 
     def __init__(self, whole: KVCache, planned: Callable[[], int] = lambda: 0) -> None:
         self.whole = whole
-        self.planned = planned
+        self.plan(planned)
+        self._is_broken = False  # some of its blocks could not be allocated
         self._taken: dict[int, int] = {}  # first row of a segment -> its number of rows
+
+    def plan(self, planned: Callable[[], int]) -> None:
+        """Sets what returns the rows that the pool takes if no request needs more; called when nobody uses it."""
+        self.planned = planned
+        self._is_planned = False
+
+    def failed(self) -> None:
+        """Has the pool planned and taken anew, because its memory could not be had; the requests in it have failed."""
+        self._is_planned = False
+        self._is_broken = True
 
     def cache(self) -> PooledCache:
         """Returns an empty cache, which takes a segment when rows are reserved."""
@@ -40,6 +51,11 @@ class KVPool:
     def rows(self) -> int:
         """Number of rows that requests can have; 0 before the first use."""
         return max(0, self.whole.capacity - SCRATCH)
+
+    @property
+    def filled(self) -> float:
+        """The share of the rows, from 0 to 1, that requests have."""
+        return sum(self._taken.values()) / self.rows if self.rows else 0.0
 
     @property
     def unused(self) -> list[tuple[int, int]]:
@@ -64,15 +80,20 @@ class KVPool:
 
         The pool grows if nobody uses it, which moves its block; raises MemoryError if it has no such gap.
         """
-        # Without blocks their allocation may have failed, and other memory may be free now.
-        if not self._taken and (rows > self.rows or not self.whole.blocks):
-            self.whole.release()
-            self.whole.reserve(SCRATCH + max(with_room(rows), self.planned()))
+        if not self._taken and (rows > self.rows or not self._is_planned):
+            self._grow(rows)
         for start, free in self.unused:
             if rows <= free:
                 self._taken[start] = rows
                 return start
         raise MemoryError(f"The pool has no {rows:,} free rows in a piece; {self.room:,} is the largest.")
+
+    def _grow(self, rows: int) -> None:
+        if self._is_broken:
+            self.whole.release()
+        self.whole.reserve(SCRATCH + max(with_room(rows), self.planned()))
+        self._is_planned = True
+        self._is_broken = False
 
     def give_back(self, start: int) -> None:
         """Frees the segment that begins at this row."""
@@ -106,7 +127,11 @@ class PooledCache(KVCache):
         index = next(number for number, own in enumerate(self.layers) if own is layer)
         whole = self.whole.layers[index]
         if not whole.is_initialized:
-            whole.lazy_initialization(keys, values)
+            try:
+                whole.lazy_initialization(keys, values)
+            except RuntimeError:  # out of memory
+                self.pool.failed()
+                raise
         end = self.base + self.capacity
         return whole.keys[:, :, self.base : end], whole.values[:, :, self.base : end]
 

@@ -47,7 +47,7 @@ class Serving(Checked):
     )
     max_running: int = option(
         8,
-        "Requests that are answered at once; further ones wait; always 1 with CUDA graphs",
+        "Requests that are answered at once; further ones wait",
         unit="requests",
         low=1,
         high=256,

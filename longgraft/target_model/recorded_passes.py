@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from weakref import WeakSet
 
@@ -22,25 +23,52 @@ ROWS = (8, 16, 32, 64, 128, 256)  # allowed row counts of a pass of several tree
 SLOTS = (4, 16)  # allowed numbers of trees of such a pass
 
 
+class _Run:
+    """One run of a pass.
+
+    Attributes:
+        seconds: From the launch until the host had its record; 0.0 if the device had ended it before the host asked,
+            because then the host's other work was timed.
+    """
+
+    def __init__(self, fixed: StaticPass) -> None:
+        self.fixed = fixed
+        self.seconds = 0.0
+        self._since = time.perf_counter()
+        self.walked, self.report, self._record = fixed.settle(*fixed.forward())
+        self._copied: Tensor | None = None
+        self._done: torch.cuda.Event | None = None
+        if fixed.target.device.type == "cuda":
+            self._done = torch.cuda.Event()
+            self._done.record()
+
+    @property
+    def on_host(self) -> Tensor:
+        """The record, brought to the host by the one device sync of all slots."""
+        if self._copied is None:
+            over = self._done is not None and self._done.query()
+            self._copied = self._record.to("cpu", copy=True)  # also from a CPU: the next pass overwrites the record
+            if not over:
+                self.seconds = time.perf_counter() - self._since
+        return self._copied
+
+
 class Launched:
     """A tree whose pass was launched.  Before the same pass runs for others, its results are taken.
 
     Attributes:
         walked: As in `StaticPass.settle`; None once the pass ran for others.
+        seconds: As in `_Run`, once the result is taken.
     """
 
     def __init__(self, run: _Run, index: int) -> None:
         self.walked: Walked | None = run.walked
+        self.seconds = 0.0
         self._run: _Run | None = run
         self._index = index
         self._loaded = run.fixed.loaded[index]
         self._taken: tuple[ProposalTree, Tensor, int, Report] | None = None
         self._error: ValueError | None = None
-
-    @property
-    def over(self) -> bool:
-        """True if the device has ended the pass; False on a CPU, where it ended before it was asked for."""
-        return self._run is not None and self._run.done is not None and self._run.done.query()
 
     @torch.inference_mode()
     def take(self) -> None:
@@ -49,8 +77,10 @@ class Launched:
             return
         run = self._run
         self._run = None
+        record = run.on_host
+        self.seconds = run.seconds
         try:
-            tree, nodes, path, following = run.fixed.unpack(run.on_host, self._index, self._loaded)
+            tree, nodes, path, following = run.fixed.unpack(record, self._index, self._loaded)
         except ValueError as error:
             self._error = error
             return
@@ -69,26 +99,6 @@ class Launched:
             raise self._error
         assert self._taken is not None
         return self._taken
-
-
-class _Run:
-    """One run of a pass."""
-
-    def __init__(self, fixed: StaticPass) -> None:
-        self.fixed = fixed
-        self.walked, self.report, self._record = fixed.settle(*fixed.forward())
-        self._copied: Tensor | None = None
-        self.done: torch.cuda.Event | None = None
-        if fixed.target.device.type == "cuda":
-            self.done = torch.cuda.Event()
-            self.done.record()
-
-    @property
-    def on_host(self) -> Tensor:
-        """The record, brought to the host by the one device sync of all slots."""
-        if self._copied is None:
-            self._copied = self._record.to("cpu", copy=True)  # also from a CPU: the next pass overwrites the record
-        return self._copied
 
 
 class RecordedPasses:
@@ -110,7 +120,7 @@ class RecordedPasses:
         self.cache = cache
         self.regions = regions
         self.packs = True
-        self._passes: dict[tuple[int, int, Wants], StaticPass] = {}
+        self._passes: dict[tuple[int, int, int, Wants], StaticPass] = {}
         self._launched: dict[StaticPass, WeakSet[Launched]] = {}
 
     @property
@@ -133,10 +143,12 @@ class RecordedPasses:
     @torch.inference_mode()
     def forward(self, slots: Sequence[Slot], wants: Wants) -> list[Launched]:
         """Launches passes over these trees, in one pass if they fit."""
-        return [launched for group in _groups(slots) for launched in self._launch(group, wants)]
+        groups = enumerate(_groups(slots))
+        return [launched for number, group in groups for launched in self._launch(group, wants, number)]
 
-    def _launch(self, slots: Sequence[Slot], wants: Wants) -> list[Launched]:
-        fixed = self._pass(slots, wants)
+    def _launch(self, slots: Sequence[Slot], wants: Wants, number: int) -> list[Launched]:
+        """Launches a group of slots; each group of a step has passes of its own, so that none waits for another."""
+        fixed = self._pass(slots, wants, number)
         for earlier in self._launched.get(fixed, ()):  # of requests that rest
             earlier.take()
             earlier.walked = None
@@ -146,15 +158,15 @@ class RecordedPasses:
         self._launched[fixed] = WeakSet(launched)
         return launched
 
-    def _pass(self, slots: Sequence[Slot], wants: Wants) -> StaticPass:
-        """Returns the smallest pass that holds these trees."""
+    def _pass(self, slots: Sequence[Slot], wants: Wants, number: int) -> StaticPass:
+        """Returns the smallest pass of a group that holds these trees."""
         rows = sum(slot.rows for slot in slots)
         if len(slots) == 1:
-            key = size_of(rows), 1, wants
+            key = size_of(rows), 1, number, wants
         else:
-            key = _least(ROWS, rows), _least(SLOTS, len(slots)), wants
+            key = _least(ROWS, rows), _least(SLOTS, len(slots)), number, wants
         if key not in self._passes:
-            rows, most, _ = key
+            rows, most, *_ = key
             self._passes[key] = StaticPass(self.target, self.cache, rows, wants, self.regions, most)
         return self._passes[key]
 

@@ -6,6 +6,7 @@ replayed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -93,8 +94,8 @@ class StaticPass:
         self.inputs = torch.zeros(FIELDS * rows + NUMBERS * slots, dtype=torch.int64, device=device)
         self.draws = torch.zeros(rows, dtype=torch.int64, device=device)
         self.loaded: list[Loaded] = []
-        self._keys: dict[tuple, Tensor] = {}  # by the number of a law and the shape of its keys
-        self._drawn: dict[int, Tensor] = {}  # by the number of a law, the rows that draw by it
+        self._keys: dict[tuple, Tensor] = {}  # by the name of a draw and the shape of its keys
+        self._drawing: dict[Hashable, Tensor] = {}  # by the name of a draw, the rows that draw by it
         self._geometry: Geometry | None = None  # of the trees that were loaded, once `forward` ran
 
     def load(self, *slots: Slot) -> None:
@@ -172,46 +173,57 @@ class StaticPass:
         laws: dict[Hashable, list[Loaded]] = {}
         for loaded in self.loaded:
             laws.setdefault(loaded.slot.rule.law, []).append(loaded)
-        for number, (law, members) in enumerate(laws.items()):
-            self._draw(report.logits, positions, number, law, members)
+        kinds = Counter[type]()
+        for members in laws.values():
+            kind = type(members[0].slot.rule)
+            self._draw(report.logits, positions, (kind, kinds[kind]), members, len(laws) > 1)
+            kinds[kind] += 1
         walked, kept, record, moved = self.regions((self, "settle"), lambda: self._settle(report))
         self.regions((self, "commit"), lambda: self.cache.put(self._known.places[0], moved))
         if self.slots > 1 or self.regions.runs_eagerly:
             return None, kept, record
         return walked, kept, record
 
-    def _draw(self, logits: Tensor, positions: Tensor, number: int, law: Hashable, members: Sequence[Loaded]) -> None:
-        """Draws by one law; rows of a second or further law get their draws alone."""
+    def _draw(self, logits: Tensor, positions: Tensor, name: Hashable, members: Sequence[Loaded], mixed: bool) -> None:
+        """Draws by one law.
+
+        Args:
+            logits: [n, V].
+            positions: [n], those of the tokens after the rows.
+            name: Of the recording, which is kept for the latest law alone.
+            members: The slots with this law.
+            mixed: Other slots have another law, so only the rows of these draw.
+        """
         rule = members[0].slot.rule
-        keys = self._keys_of(positions, number, members)
-        if not number:
-            self.regions.latest((self, "draw"), law, lambda: self._draw_all(logits, keys, rule))
+        keys = self._keys_of(positions, name, members)
+        if not mixed:
+            self.regions.latest((self, "draw", name), rule.law, lambda: self._draw_rows(logits, keys, rule))
             return
         mine = torch.zeros(self.rows, dtype=torch.bool)
         for _, rows in members:
             mine[rows] = True
-        drawn = self._drawn.setdefault(number, torch.zeros(self.rows, dtype=torch.bool, device=logits.device))
-        drawn.copy_(sent(mine, logits.device))
+        if name not in self._drawing:
+            self._drawing[name] = torch.zeros(self.rows, dtype=torch.bool, device=logits.device)
+        drawing = self._drawing[name]
+        drawing.copy_(sent(mine, logits.device))
+        self.regions.latest((self, "mixed draw", name), rule.law, lambda: self._draw_rows(logits, keys, rule, drawing))
 
-        def draw_mine() -> None:
-            self.draws.copy_(torch.where(drawn, rule.marked(logits, rule.choose(logits, keys)), self.draws))
-
-        self.regions.latest((self, "draw", number), law, draw_mine)
-
-    def _keys_of(self, positions: Tensor, number: int, members: Sequence[Loaded]) -> Tensor:
-        """Returns the keys of all rows, in a buffer of the number's own."""
+    def _keys_of(self, positions: Tensor, name: Hashable, members: Sequence[Loaded]) -> Tensor:
+        """Returns the keys of all rows, in a buffer of the name's own."""
         if all(slot.rule == members[0].slot.rule for slot, _ in members):
             members = [Loaded(members[0].slot, slice(None))]  # one call for all rows
         for slot, rows in members:
             given = slot.rule.keys(positions[rows])
-            name = number, *given.shape[1:]
-            if name not in self._keys:
-                self._keys[name] = given.new_zeros(self.rows, *given.shape[1:])
-            self._keys[name][rows].copy_(given)
-        return self._keys[name]
+            key = name, *given.shape[1:]
+            if key not in self._keys:
+                self._keys[key] = given.new_zeros(self.rows, *given.shape[1:])
+            self._keys[key][rows].copy_(given)
+        return self._keys[key]
 
-    def _draw_all(self, logits: Tensor, keys: Tensor, rule: DrawThenWalk) -> None:
-        self.draws.copy_(rule.marked(logits, rule.choose(logits, keys)))
+    def _draw_rows(self, logits: Tensor, keys: Tensor, rule: DrawThenWalk, drawing: Tensor | None = None) -> None:
+        """Draws for the rows that are `drawing` [n] bool; None: for all rows."""
+        drawn = rule.marked(logits, rule.choose(logits, keys))
+        self.draws.copy_(drawn if drawing is None else torch.where(drawing, drawn, self.draws))
 
     def _settle(self, report: Report) -> tuple[Walked, Report, Tensor, list[Tensor]]:
         given = self._known

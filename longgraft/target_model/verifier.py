@@ -148,20 +148,15 @@ class Verifier:
         )
 
     def _fixed(self, tree: Tree, wants: Wants, rule: DrawThenWalk) -> Callable[[], Observation]:
-        since = self.clock.now(wait=False)
         whole = self.cache.whole
         passes = self.regions.kept((whole, whole.age), lambda: RecordedPasses(self.target, whole, self.regions))
         with self.clock.part("verify"):
             launched = passes.run(Slot(tree, self.cache, rule), wants)
 
         def finish() -> Observation:
-            over = launched.over
             with self.clock.part("accept"):
                 host, path, next_token, report = launched.result()
                 self.cache.length += len(path)
-            seconds = self.clock.now(wait=False) - since
-            if over:  # then this is the time of what the host did meanwhile
-                seconds = 0.0
             return Observation(
                 host,
                 path,
@@ -169,7 +164,7 @@ class Verifier:
                 report.topk,
                 report.hidden,
                 report.final,
-                seconds=seconds,
+                seconds=launched.seconds,
                 walked=launched.walked,
                 cache=self.cache if wants.cache else None,
                 topk_probabilities=report.topk_probabilities,

@@ -28,7 +28,7 @@ MUTATIONS = (
         "accepted rows move in the region that reads them",
         "StaticPass._settle",
         "        kept = replace(report",
-        "        self.cache.put(self.inputs[-2] + self.index, moved)\n        kept = replace(report",
+        "        self.cache.put(given.places[0], moved)\n        kept = replace(report",
         "test_fixed.py::test_rows_of_a_path_can_be_committed_repeatedly_and_a_path_of_one_moves_none",
     ),
     Mutation(

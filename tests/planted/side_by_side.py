@@ -83,7 +83,7 @@ MUTATIONS = (
     Mutation(
         "caches may be more than the memory",
         "Scheduler.lane",
-        " or rows > self._room()",
+        " or not self._has_room(rows)",
         "",
         "test_side_by_side.py::test_lanes_are_made_for_requests_until_memory_is_full",
     ),

@@ -311,7 +311,7 @@ def counted(
 
     engine = Engine(lane(), find(method).budget, CHUNK)
     if case.recorded:
-        engine.lanes[0].pool.planned = lambda: lanes * 1024
+        engine.lanes[0].pool.plan(lambda: lanes * 1024)
     engine.lanes += [lane().beside(engine.lanes[0]) for _ in range(lanes - 1)]
     log: list[Event] = []
     device.log.clear()
