@@ -12,7 +12,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from longgraft.acceptance import draw_kernel
-from longgraft.kernels import fused_triton, topk_triton, tree_triton
+from longgraft.kernels import fused_triton, layer_triton, rope_write_triton, topk_triton, tree_triton
+from longgraft.target_model.module_forms import ACTIVATIONS, NORMS
 from longgraft.target_model.topk import MOST_FUSED
 from longgraft.trees.padded import FIELDS, SIZES
 
@@ -37,7 +38,21 @@ for column in (32, 64):  # 128,256 and 151,936 tokens
     ranked = {"K": MOST_FUSED, "TILE": topk_triton.TILE, "COLUMN": column}
     LAUNCHES.append(("_topk", ranked, topk_triton.WARPS))
     LAUNCHES.append(("_topk", ranked | {"SHARES": None}, topk_triton.WARPS))
+TILE = {"BM": layer_triton.ROWS, "BN": layer_triton.COLUMNS, "BK": layer_triton.BYTES // 2}
+for k in (4096, 2000):  # the tiles of the second cross the end of its rows
+    for more in ({"BIAS": True, "RESIDUAL": False}, {"BIAS": False, "RESIDUAL": True}):
+        LAUNCHES.append(("_product", {"K": k, "PDL": False} | more | TILE, layer_triton.WARPS))
+    for activation in ACTIVATIONS:
+        shape = {"K": k, "PDL": False, "ACTIVATION": activation}
+        LAUNCHES.append(("_gated_product", shape | TILE, layer_triton.WARPS))
+for form in ("", *NORMS):
+    LAUNCHES.append(("_rope_write", {"D": 128, "WIDTH": 64, "FORM": form}, 1))
+DEPENDENT = [  # launches that wait for the one before, from sm_90 on
+    (name, constants | {"PDL": True}, warps) for name, constants, warps in LAUNCHES if "PDL" in constants
+]
 MODULES = {"_draw": draw_kernel, "_geometry": tree_triton, "_accepted": tree_triton, "_topk": topk_triton}
+MODULES |= {"_product": layer_triton, "_gated_product": layer_triton, "_rope_write": rope_write_triton}
+STAGES = {"_product": layer_triton.STAGES, "_gated_product": layer_triton.GATED_STAGES}
 TYPES = {
     "ROWS": "*i64",
     "ROW_KEYS": "*i64",
@@ -70,8 +85,9 @@ def kind(name: str, element: str, constants: dict) -> str:
 
 
 for capability in ARCHITECTURES:
-    for name, constants, warps in LAUNCHES:
-        for element in ("*bf16", "*fp32"):
+    for name, constants, warps in LAUNCHES + (DEPENDENT if capability >= 90 else []):
+        # Float32 has no matrix units that round as torch does, and its products may spill.
+        for element in ("*bf16",) if "BK" in constants else ("*bf16", "*fp32"):
             function = getattr(MODULES.get(name, fused_triton), name)
             if name == "_draw":
                 constants = constants | dict(
@@ -84,7 +100,7 @@ for capability in ARCHITECTURES:
             made = compile(
                 ASTSource(function, kinds, constants, aligned),
                 target=GPUTarget("cuda", capability, 32),
-                options={"num_warps": warps, **fused_triton.EXACT},
+                options={"num_warps": warps, "num_stages": STAGES.get(name, 3), **fused_triton.EXACT},
             )
             with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
                 file.write(made.asm["ptx"])
@@ -103,5 +119,9 @@ for capability in ARCHITECTURES:
                     check=True,
                 ).stderr
             used = int(re.search(r"Used (\d+) registers", told)[1])
-            print(f"sm_{capability} {name} {element} {constants}: {used} registers")
+            print(
+                f"sm_{capability} {name} {element} {constants}: {used} registers, {made.metadata.shared} bytes shared"
+            )
             assert "0 bytes spill stores, 0 bytes spill loads" in told, told
+            if "BK" in constants and capability >= 90:
+                assert "wgmma.mma_async" in made.asm["ptx"], name

@@ -30,6 +30,7 @@ from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, MOST, NotRecorded, Regions, _warm
 from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.fused_model import fused_layers
 from longgraft.target_model.fused_modules import FusedModules
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
@@ -72,6 +73,7 @@ TEN = {
     "gemma3": ("Gemma3TextConfig", HEADS | WINDOW),
     "phi3": ("Phi3Config", {}),
 }
+WHOLE = "llama", "llama with llama3 rope", "qwen2", "qwen3", "qwen3 with yarn", "mistral with a window"
 WANTS = Wants(layers=(0, 2), final=True, topk=4)
 
 
@@ -119,7 +121,8 @@ def test_a_pass_recorded_once_serves_other_lengths_and_trees(family):
 
 def as_on_a_gpu(target: Target) -> Target:
     """Gives a target the kernels used on CUDA, which run in Triton's interpreter if there is no GPU."""
-    target.fused, target.fixed_backend = FusedModules(target.model, fused_triton), triton
+    layers = fused_layers(target.model, fused_triton)
+    target.fused, target.fixed_backend = FusedModules(target.model, fused_triton, *layers), triton
     return target
 
 
@@ -138,6 +141,7 @@ class Fixed(Regions):
 @torch.inference_mode()
 def test_the_gpus_kernels_together_give_the_results_of_single_launches(family):
     target = as_on_a_gpu(model_of(family))
+    assert (target.fused.counts["layers"] == 3) is (family in WHOLE)
     cache, tree = prefilled(target, 30), random_tree(7, 5)
     fixed = StaticPass(target, cache, 8, WANTS, Fixed())
     (expected,) = target.run([Segment(tree, cache)], WANTS)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from toys.configurations import random_model, tiny
+from toys.fused_kernels import Torch
 from toys.models import toy_model
 from toys.sessions import toy_prompt
 from transformers import CONFIG_MAPPING
@@ -18,46 +19,16 @@ from transformers.models.llama import modeling_llama
 from longgraft.kernels.build import NotBuilt
 from longgraft.protocol.observation import Wants
 from longgraft.target_model import model as target_model
-from longgraft.target_model.fused_modules import FusedModules, differences, fused, kernels_for
+from longgraft.target_model.fused_model import fused
+from longgraft.target_model.fused_modules import FusedModules, differences, kernels_for
 from longgraft.target_model.model import Target
-from longgraft.target_model.module_forms import ACTIVATIONS, DTYPES, NORMS, gate_of, norm_of, tables_of, turned
-from longgraft.target_model.pass_geometry import accepted, geometry
+from longgraft.target_model.module_forms import DTYPES, NORMS, gate_of, norm_of, tables_of
 from longgraft.target_model.passes import Segment
-from longgraft.target_model.topk import MOST_FUSED, best
+from longgraft.target_model.topk import MOST_FUSED
 from longgraft.trees.tree import ProposalTree
 
 HALF = [torch.float32, torch.bfloat16]
 IDS = torch.arange(3, 20)[None]
-
-
-class Torch:
-    """Kernels that compute the forms with torch; called: the names of those that ran."""
-
-    def __init__(self) -> None:
-        self.called: list[str] = []
-
-    def norm(self, x, weight, epsilon, form):
-        self.called.append("norm")
-        return NORMS[form](x, weight, epsilon)
-
-    def gated(self, gate, up, activation):
-        self.called.append("gated")
-        return ACTIVATIONS[activation](gate) * up
-
-    def rotary(self, q, k, cos, sin):
-        self.called.append("rotary")
-        return turned(q, cos, sin), turned(k, cos, sin)
-
-    def write(self, keys, values, k, v, rows):
-        keys.index_copy_(2, rows, k)
-        values.index_copy_(2, rows, v)
-
-    geometry = staticmethod(geometry)
-    accepted = staticmethod(accepted)
-
-    def topk(self, logits, k, probabilities):
-        self.called.append(f"top {k}")
-        return best(logits, Wants(topk=k, probabilities=probabilities))
 
 
 def model_of(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:

@@ -14,6 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longgraft.kernels.activation_triton import activated
+from longgraft.kernels.layer_triton import gated_product as gated_product
+from longgraft.kernels.layer_triton import product as product
+from longgraft.kernels.rope_write_triton import rope_write as rope_write
 from longgraft.kernels.topk_triton import topk as topk
 from longgraft.kernels.tree_triton import accepted as accepted
 from longgraft.kernels.tree_triton import geometry as geometry
@@ -122,19 +126,6 @@ def write(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> N
 
 
 @triton.jit
-def _exp(x):
-    """e ** x for -104 <= x <= 104, as 2 ** whole * 2 ** rest with |rest| <= 1/2."""
-    whole = tl.floor(x * 1.4426950408889634 + 0.5)
-    rest = tl.fma(x, 1.925963033500011e-08, tl.fma(x, 1.4426950216293335, -whole))  # log2(e) in two pieces
-    return tl.exp2(whole) * tl.exp2(rest)
-
-
-@triton.jit
-def _bounded(x):
-    return tl.minimum(tl.maximum(x, -104.0), 104.0)
-
-
-@triton.jit
 def _norm(X, W, Y, rows, epsilon, size: tl.constexpr, FORM: tl.constexpr, TOGETHER: tl.constexpr, WIDTH: tl.constexpr):
     row = tl.program_id(0) * TOGETHER + tl.arange(0, TOGETHER)
     column = tl.arange(0, WIDTH)
@@ -159,12 +150,7 @@ def _gated(G, U, Y, gate_row, up_row, size, ACTIVATION: tl.constexpr, TILE: tl.c
     kind = Y.dtype.element_ty
     x = tl.load(G + row * gate_row + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(U + row * up_row + column, mask=inside, other=0.0).to(tl.float32)
-    if ACTIVATION == "silu":
-        acted = tl.div_rn(x, 1.0 + _exp(_bounded(-x)))
-    else:  # GELU by tanh
-        u = 0.7978845608028654 * (x + 0.044715 * (x * x * x))
-        tanh = 1.0 - tl.div_rn(2.0, 1.0 + _exp(_bounded(2.0 * tl.abs(u))))
-        acted = 0.5 * x * (1.0 + tl.where(u < 0, -tanh, tanh))
+    acted = activated(x, ACTIVATION)
     tl.store(Y + row * size + column, (acted.to(kind).to(tl.float32) * up).to(kind), mask=inside)
 
 

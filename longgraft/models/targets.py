@@ -27,7 +27,8 @@ from longgraft.runtime.byte_rows import BYTES
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.devices import device_of, dtype_of
 from longgraft.target_model.cache_size import attention_layers, head_size
-from longgraft.target_model.fused_modules import FusedModules, fused
+from longgraft.target_model.fused_model import fused
+from longgraft.target_model.fused_modules import FusedModules
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
 
@@ -150,6 +151,8 @@ def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Targ
     if isinstance(modules, NotBuilt):
         notes.append(f"no fused kernels: {modules}; norms, gated products and rotations take several launches each")
         modules = None
+    if modules is not None:
+        notes += modules.notes
     if settings.weights == "int8" and kernels is not None:
         model = in_int8(model, kernels)
     target = Target(model, name, settings.attention, kernels, modules)

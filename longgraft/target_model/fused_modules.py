@@ -1,5 +1,6 @@
 """Norms, gated products and rotary embeddings of an unmodified transformers model, in one launch each during a pass.
 
+Whole layers are computed by `fused_layers` where they can be.
 Modules of other forms, and inputs that do not fit, are computed by the model's own code.  Nothing stays on
 the model after a pass, and the library is never patched.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from types import FunctionType
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from longgraft.kernels.build import NotBuilt
+from longgraft.kernels.head_norms import HeadNorms
 from longgraft.kernels.module_override import Forward, ModuleOverride
 from longgraft.protocol.observation import Wants
 from longgraft.target_model.module_forms import (
@@ -38,6 +40,10 @@ from longgraft.trees.tree import ProposalTree
 
 ROTARY = "apply_rotary_pos_emb"  # the function's name in each modelling file
 
+Pair = tuple[Tensor, Tensor]
+Weights = Sequence[Tensor]
+Biases = Sequence[Tensor | None]
+
 
 class Kernels(Protocol):
     """The interface of `longgraft.kernels.fused_triton`, where the functions are documented."""
@@ -46,6 +52,11 @@ class Kernels(Protocol):
     def gated(self, gate: Tensor, up: Tensor, activation: str) -> Tensor: ...
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]: ...
     def write(self, keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None: ...
+    def product(self, x: Tensor, weights: Weights, biases: Biases, residual: Tensor | None = None) -> Tensor: ...
+    def gated_product(self, x: Tensor, gate: Tensor, up: Tensor, activation: str) -> Tensor: ...
+    def rope_write(
+        self, qkv: Tensor, tables: Pair, buffers: Pair, rows: Tensor, norms: HeadNorms | None = None
+    ) -> Tensor: ...
     def geometry(self, inputs: Tensor, slots: int) -> tuple[Tensor, ...]: ...
     def accepted(self, inputs: Tensor, words: Tensor, draws: Tensor, slots: int) -> tuple[Tensor, Tensor]: ...
     def topk(self, logits: Tensor, k: int, probabilities: bool) -> tuple[Tensor, Tensor | None]: ...
@@ -57,10 +68,20 @@ class FusedModules:
     Attributes:
         kernels: What computes them.
         counts: Number of replaced modules of each kind.
+        notes: What people are told about layers that are left alone.
     """
 
-    def __init__(self, model: nn.Module, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        kernels: Kernels,
+        layers: Mapping[nn.Module, Forward] | None = None,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        """Takes the forwards of whole layers (`fused_layers`), which decide at each call what runs."""
         self.kernels = kernels
+        self.notes = notes
+        self._layers = layers or {}
         self.counts = Counter[str]()
         self._device = next(model.parameters()).device
         self._rotations: dict[Any, FunctionType | None] = {}
@@ -72,6 +93,9 @@ class FusedModules:
 
     def _replacement(self, module: nn.Module) -> Forward | None:
         """Returns a replacement for the module's forward, which reads its parameters at each call, or None."""
+        if module in self._layers:
+            self.counts["layers"] += 1
+            return self._layers[module]
         for kind, find in (("norms", self._norm), ("gated", self._gated), ("rotations", self._rotation)):
             forward = find(module)
             if forward is not None:
@@ -269,12 +293,3 @@ def _ranked(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> dict[
         "top-k with probabilities": (ids, known.ids),
         "probabilities": (probabilities, known.probabilities),
     }
-
-
-def fused(model: nn.Module) -> FusedModules | NotBuilt:
-    """Returns the fused modules of this model on its device, or why there are none."""
-    parameter = next(model.parameters())
-    kernels = kernels_for(parameter.device, parameter.dtype)
-    if isinstance(kernels, NotBuilt):
-        return kernels
-    return FusedModules(model, kernels)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
 from longgraft.attention.backends import BACKENDS, choose, fixed_backend
 from longgraft.kernels.block_weight import block_weights
@@ -29,7 +29,7 @@ from longgraft.runtime.devices import sent
 from longgraft.runtime.fingerprint import digest
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.runtime.packed_cache import PackedCache
-from longgraft.target_model.attention_interface import NAME, RUNNING, PassContext, attention, lock_of, mask
+from longgraft.target_model.attention_interface import PassContext, configs_of, engaged, lock_of
 from longgraft.target_model.cache_size import attention_layers, cache_bytes_per_token, head_size
 from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.fused_modules import FusedModules, Kernels
@@ -95,8 +95,7 @@ class Target:
                 "needs it on one device. Load it without device_map, or in a smaller dtype."
             )
         self.attention = choose(self.attention, self.device, self.dtype)
-        owners = [m for m in self.model.modules() if isinstance(m, PreTrainedModel)]
-        self._configs = list({id(m.config): m.config for m in owners}.values())
+        self._configs = configs_of(self.model)
         self._backend = BACKENDS[self.attention]
         self.fixed_backend = fixed_backend(self.device)
         self._compiled = None if self.kernels is None else CompiledModules(self.model, self.kernels)
@@ -353,26 +352,9 @@ class Target:
         probabilities = [part.probabilities for part in parts if part.probabilities is not None]
         return TopK(ids, torch.cat(probabilities) if probabilities else None)
 
-    @contextmanager
-    def engaged(self, run: PassContext) -> Iterator[None]:
-        """Replaces the model's attention by ours until the block ends; one pass at a time per model.
-
-        transformers' public `set_attn_implementation` walks over all modules, which took 0.6 to 10 ms for
-        the embedded model.
-        """
-        AttentionInterface.register(NAME, attention)
-        AttentionMaskInterface.register(NAME, mask)
-        with lock_of(self.model):
-            before = [config._attn_implementation_internal for config in self._configs]
-            token = RUNNING.set(run)
-            try:
-                for config in self._configs:
-                    config._attn_implementation_internal = NAME
-                yield
-            finally:
-                RUNNING.reset(token)
-                for config, name in zip(self._configs, before, strict=True):
-                    config._attn_implementation_internal = name
+    def engaged(self, run: PassContext) -> AbstractContextManager[None]:
+        """Replaces the model's attention by ours until the block ends; one pass at a time per model."""
+        return engaged(self.model, self._configs, run)
 
     def inputs_of(self, indices: tuple[int, ...]) -> AbstractContextManager[dict[int, Tensor]]:
         """Yields the inputs [B, n, H] of these layers: transformers' hidden_states[index]."""

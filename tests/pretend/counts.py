@@ -33,7 +33,7 @@ from longgraft.methods.parts import Parts
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
-from longgraft.target_model import fused_modules, pass_geometry
+from longgraft.target_model import common_form, fused_model, fused_modules, pass_geometry
 from longgraft.target_model.model import Target
 from longgraft.target_model.recorded_passes import ROWS, SLOTS
 from longgraft.target_model.topk import best
@@ -250,6 +250,17 @@ class Fused:
     def write(self, keys: Tensor, *_: Any) -> None:
         self.device.note("launch", "write")
 
+    def product(self, x: Tensor, weights: list[Tensor], *_: Any) -> Tensor:
+        return self._one("product", x.new_empty(len(x), sum(map(len, weights))))
+
+    def gated_product(self, x: Tensor, gate: Tensor, *_: Any) -> Tensor:
+        return self._one("gated product", x.new_empty(len(x), len(gate)))
+
+    def rope_write(self, qkv: Tensor, _: Any, buffers: tuple[Tensor, Tensor], *__: Any) -> Tensor:
+        kv_heads, _, size = buffers[0].shape[1:]
+        heads = qkv.shape[1] // size - 2 * kv_heads
+        return self._one("rope write", qkv.new_empty(1, len(qkv), heads, size)).transpose(1, 2)
+
     def geometry(self, *given: Any) -> tuple[Tensor, ...]:
         return self._as("geometry", pass_geometry.geometry, *given)
 
@@ -275,7 +286,10 @@ class Fused:
 def made(device: Pretend, case: Case) -> tuple[Target, Eagle3Network]:
     """Builds target and head once for all methods of a case, because building a large model is slow."""
     model = device.module(lambda: AutoModelForCausalLM.from_config(case.target(), dtype=case.dtype))
-    fused = fused_modules.FusedModules(model, Fused(device)) if case.fused else None
+    fused = None
+    if case.fused:
+        kernels = Fused(device)
+        fused = fused_modules.FusedModules(model, kernels, *fused_model.fused_layers(model, kernels))
     target = Target(model, attention=case.attention, fused=fused)
     return target, device.module(lambda: Eagle3Network(case.head, own_embedding=True).to(case.dtype))
 
@@ -376,8 +390,10 @@ def norm_of(module: torch.nn.Module) -> tuple[str, float] | None:
 def main(names: list[str]) -> None:
     device = pretend(ANSWERS)
     kernel.tree_attention = attention
-    # Norms are recognised by their results for real numbers, which fake tensors do not have.
-    fused_modules.norm_of = norm_of
+    # Norms and layers are recognised by their results for real numbers, which fake tensors do not have.
+    fused_modules.norm_of = common_form.norm_of = norm_of
+    common_form._plain_linear = lambda module: type(module) is torch.nn.Linear
+    fused_model._why_not = fused_model._why_slower = lambda *_: ""
     with device:
         found: dict[str, Any] = {}
         for name in names:
