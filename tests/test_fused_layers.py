@@ -26,6 +26,7 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Report, Segment
 from longgraft.target_model.static_pass import Slot, StaticPass
 from longgraft.target_model.verifier import Verifier
+from longgraft.trees.padded import SIZES
 
 WHOLE = "llama", "qwen2", "qwen3", "mistral-window"
 LAUNCHES = ["norm", "product", "rope write", "product", "norm", "gated product", "product"]  # and attention's two
@@ -234,6 +235,7 @@ def test_layers_that_are_slower_at_one_row_or_at_64_are_left_out(times, notes, m
     reason = fused_model._why_slower(trial._model, layer, record)
     assert reason == (SLOWER if notes else "")
     assert seen == [False, True] * (len(times) // 2) and next(given, None) is None
+    assert (1, SIZES[-1]) == fused_model.TIMED_ROWS
 
 
 def test_layers_that_cannot_be_recorded_are_left_out_with_the_reason():
