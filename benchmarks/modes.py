@@ -12,7 +12,7 @@ from benchmarks.texts import ROOT
 from longgraft.kernels.build import NotBuilt
 from longgraft.kernels.cpu import CpuKernels, cpu_kernels
 from longgraft.runtime.cuda_graphs import EAGER, Recorder, Regions, cuda_graphs
-from longgraft.target_model.fused_modules import fused
+from longgraft.target_model.fused_model import fused
 from longgraft.target_model.model import Target
 from longgraft.target_model.static_pass import why_not_fixed
 
