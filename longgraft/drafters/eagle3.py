@@ -103,7 +103,7 @@ class Eagle3Drafter:
         """Runs the root's own draft step."""
         k = self.top_k
         device = self.device
-        ids, gains, log_probs = self._children(self.memory.start)  # [1, k]
+        ids, gains, log_probs = self._children(self.memory.root_log_probs())  # [1, k]
         parents = torch.full((k,), -1, device=device)
         hidden = self.memory.start.expand(1, k, -1)
         ancestors = torch.zeros(k, 0, dtype=torch.bool, device=device)
@@ -115,7 +115,7 @@ class Eagle3Drafter:
         itself = torch.eye(k, dtype=torch.bool, device=self.device)
         visible = torch.cat([before.ancestors, itself], dim=1)  # [b, (index + 1) b]
         states = self.memory.expand(before.hidden, before.tokens[before.beam], index, visible)
-        ids, gains, log_probs = self._children(states)  # [b, k]
+        ids, gains, log_probs = self._children(self.memory.log_probs(states))  # [b, k]
         scores = (before.scores[before.beam][:, None] + gains).flatten()  # Eq. 5
         best = scores.topk(min(k, scores.numel())).indices
         # Pool index of the level before's first candidate.
@@ -124,12 +124,8 @@ class Eagle3Drafter:
         above = best // k
         return _DraftedLevel(ids.flatten(), parents, scores, best, states[:, above], visible[above], log_probs)
 
-    def _children(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the k best next tokens of states [1, b, H].
-
-        They are (target ids [b, k], log-probabilities [b, k] float32, log-probabilities of all tokens [b, V]).
-        """
-        log_probs = self.memory.log_probs(states)
+    def _children(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the k best next tokens by log-probabilities [b, V]: (target ids [b, k], theirs [b, k], all)."""
         gains, ids = log_probs.topk(self.top_k)
         return self.network.target_ids(ids), gains, log_probs
 

@@ -22,6 +22,8 @@ from longgraft.target_model.weights import drafter_identity
 from longgraft.trees.padded import SIZES, size_of
 from longgraft.yarn_drafters.network import Eagle3Network
 
+MOST_LEVELS = 64  # of a draft, as the settings allow
+
 
 class Eagle3Cache(DraftCache):
     """The input pairs of an EAGLE-3 head.
@@ -136,6 +138,26 @@ class Eagle3Cache(DraftCache):
         self.root.fill_(root)
         self.committed.fill_(self.cache.length)
 
+    def root_log_probs(self) -> Tensor:
+        """Returns `log_probs` of the newest state, and prepares the rotations that the levels of this draft need.
+
+        They depend on a level's depth alone.
+        """
+        if self.regions.fixed:
+            depths = torch.arange(MOST_LEVELS, device=self.device)
+            for table, made in zip(self._rotations(), self.network.cos_sin(self.committed + depths), strict=True):
+                table.copy_(made)
+        return self.log_probs(self.start)
+
+    def _rotations(self) -> tuple[Tensor, Tensor]:
+        """Returns a draft's rotations by depth, [MOST_LEVELS, D] each, in a fixed place."""
+
+        def tables() -> tuple[Tensor, Tensor]:
+            cos, sin = torch.zeros(2, MOST_LEVELS, self.network.config.head_dim, device=self.device)
+            return cos, sin
+
+        return self.regions.kept((self, "rotations"), tables)
+
     def log_probs(self, states: Tensor) -> Tensor:
         """Returns [b, V] float32, log-probabilities of the next token over the draft vocabulary; states: [1, b, H]."""
         with self._fused() if self.regions.fixed else nullcontext():
@@ -159,14 +181,17 @@ class Eagle3Cache(DraftCache):
                 depths = at // b
             fixed = DeviceLayout.of(self.committed, torch.full((b,), depth, device=self.device), depths, seen)
             with self.cache.at(self.committed + at[m - b :], self._write), self._fused():
-                return self._level(hidden, tokens, (self.committed + depth).expand(b), fixed)
+                cos, sin = (table[depth].expand(b, -1) for table in self._rotations())
+                rows = HeadRows(hidden[0], tokens, None, self.cache, fixed, (cos, sin))
+                return self._run(rows, Part.LEVEL)[None]
         if depths is None:
             depths = torch.arange(m) // b
         committed = self.cache.length
         layout = Layout(committed, torch.full((b,), depth), seen, self.device, depths)
         self.cache.length += m - b
         try:
-            return self._level(hidden, tokens, torch.full((b,), committed + depth, device=self.device), layout)
+            positions = torch.full((b,), committed + depth, device=self.device)
+            return self._run(HeadRows(hidden[0], tokens, positions, self.cache, layout), Part.LEVEL)[None]
         finally:
             self.cache.length = committed
 
@@ -175,9 +200,6 @@ class Eagle3Cache(DraftCache):
         if self.regions.fixed:
             return self.passes.forward([rows], part)[0]
         return self.passes.run(rows, part)
-
-    def _level(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
-        return self._run(HeadRows(hidden[0], tokens, positions, self.cache, layout), Part.LEVEL)[None]
 
     def reset(self, capacity: int) -> None:
         super().reset(capacity)

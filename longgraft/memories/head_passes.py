@@ -38,6 +38,7 @@ class HeadRows:
     positions: Tensor | None = None  # [n]
     cache: KVCache | None = None  # keys and values are written after its length, or at its `rows`
     layout: Layout | DeviceLayout | None = None  # what the rows see
+    cos_sin: tuple[Tensor, Tensor] | None = None  # rotations [n, D], if the request is alone; None: of the positions
 
 
 class HeadPasses:
@@ -103,7 +104,9 @@ class HeadPasses:
             shares = zip(q.split(counts, dim=2), keys, values, layouts, strict=True)
             return torch.cat([self._attention(*share, scale) for share in shares], dim=2)
 
-        states = self.network(inputs[None], _joined(tokens)[None], _joined(positions)[None], attend, self.product)
+        cos, sin = rows[0].cos_sin or self.network.cos_sin(_joined(positions))
+        cos_sin = cos[None], sin[None]
+        states = self.network.states(inputs[None], _joined(tokens)[None], cos_sin, attend, self.product)
         return list(states[0].split(counts))
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float) -> Tensor:

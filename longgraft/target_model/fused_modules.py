@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longgraft.kernels.build import NotBuilt
@@ -174,12 +175,15 @@ class FusedModules:
 
 
 def _one_argument(forward: Callable[[Tensor], Tensor], module: nn.Module) -> Forward:
-    """Uses `forward` for calls with one argument, as it was probed, and the module's own forward for all others."""
+    """Uses `forward` for calls with one argument, as it was probed, and the module's own forward for all others.
+
+    A second argument may be the product of a draft network's layers, which is this one unless it is given.
+    """
     ordinary = type(module).forward
 
     def either(*args: Any, **named: Any) -> Any:
-        if len(args) == 1 and not named:
-            return forward(*args)
+        if args and args[1:] in ((), (F.linear,)) and not named:
+            return forward(args[0])
         return ordinary(module, *args, **named)
 
     return either

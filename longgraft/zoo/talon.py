@@ -131,7 +131,7 @@ class TalonDrafter:
 
     def _first(self, width: int) -> _TreeLayer:
         """The root's own draft step."""
-        scores, ids = self.memory.log_probs(self.memory.start)[0].topk(width)
+        scores, ids = self.memory.root_log_probs()[0].topk(width)
         where = self.device
         if not self.regions.fixed:
             where = torch.device("cpu")

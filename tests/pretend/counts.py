@@ -131,7 +131,9 @@ CASES = (
         "toy-recorded": Case(
             toy, TOY_HEAD, torch.bfloat16, ("ar", "eagle3", "graft", "graft-x", "retrieval"), recorded=True
         ),
-        "toy-fused": Case(toy, TOY_HEAD, torch.bfloat16, ("ar", "retrieval", "graft-x"), recorded=True, fused=True),
+        "toy-fused": Case(
+            toy, TOY_HEAD, torch.bfloat16, ("ar", "eagle3", "graft", "retrieval", "graft-x"), recorded=True, fused=True
+        ),
     }
     | {
         "toy-served": Case(
