@@ -13,7 +13,7 @@ from triton.compiler import ASTSource, compile
 
 from longgraft.acceptance import draw_kernel
 from longgraft.kernels import fused_triton, topk_triton, tree_triton
-from longgraft.target_model.topk import MOST_FUSED
+from longgraft.target_model.topk import MOST_CHILDREN, MOST_FUSED
 from longgraft.trees.padded import FIELDS, SIZES
 
 DRAWN = {"TILE": draw_kernel.TILE, "LISTED": draw_kernel.LISTED}
@@ -35,8 +35,10 @@ for size, ones in FORESTS:
     LAUNCHES.append(("_accepted", shape | {"FIELDS": FIELDS}, tree_triton.WARPS))
 for column in (32, 64):  # 128,256 and 151,936 tokens
     ranked = {"K": MOST_FUSED, "TILE": topk_triton.TILE, "COLUMN": column}
-    LAUNCHES.append(("_topk", ranked, topk_triton.WARPS))
-    LAUNCHES.append(("_topk", ranked | {"SHARES": None}, topk_triton.WARPS))
+    LAUNCHES.append(("_topk", ranked | {"OFFSETS": None}, topk_triton.WARPS))
+    LAUNCHES.append(("_topk", ranked | {"OFFSETS": None, "SHARES": None}, topk_triton.WARPS))
+# A draft head of 32,000 tokens.
+LAUNCHES.append(("_topk", {"K": MOST_CHILDREN, "TILE": topk_triton.TILE, "COLUMN": 8}, topk_triton.WARPS))
 MODULES = {"_draw": draw_kernel, "_geometry": tree_triton, "_accepted": tree_triton, "_topk": topk_triton}
 TYPES = {
     "ROWS": "*i64",
@@ -45,6 +47,7 @@ TYPES = {
     "OUT": "*i64",
     "IDS": "*i32",
     "SHARES": "*fp32",
+    "OFFSETS": "*i64",
     "INPUTS": "*i64",
     "SCORES": "*fp32",
     "ORIGIN": "*i8",

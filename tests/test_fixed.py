@@ -8,7 +8,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from toys.models import FAMILIES
+from toys.models import FAMILIES, toy_network
 from toys.oracle import plain
 from toys.recorder import Refused, recorder
 from toys.sessions import CHOOSING, EVERY, answered, toy_parts, toy_prompt, toy_session
@@ -24,6 +24,7 @@ from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.kernels import fused_triton
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.methods.find import build
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
@@ -395,6 +396,24 @@ def test_budgets_beyond_the_largest_size_give_the_results_of_single_launches(met
     ]
     assert said[0].token_ids == said[1].token_ids == plain("llama", 60, 24, GREEDY)[:10]
     assert said[0].stats.accepted_per_step == said[1].stats.accepted_per_step
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # of numpy, in the interpreter
+@pytest.mark.parametrize("policy", [Dense(), Split(20)])
+def test_a_draft_by_the_gpus_kernels_is_the_tree_of_one_by_torch(policy):
+    features = torch.randn(30, 32, generator=torch.Generator().manual_seed(0))
+    trees = []
+    for regions, kernels in ((EAGER, None), (Fixed(), fused_triton)):
+        memory = Eagle3Cache(toy_network(), regions=regions, fused=kernels)
+        drafter = Eagle3Drafter(memory, policy, levels=4)
+        memory.reset(100)
+        hidden = {layer: layer * features for layer in (1, 2, 3)}
+        chain = ProposalTree.chain(torch.arange(30))
+        memory.observe(Observation(chain, torch.arange(30), 1, prompt=True, hidden=hidden))
+        trees += [on_host(drafter.propose(Ask(root, 40, 30))) for root in (1, 7)]
+    for ours, torchs in zip(trees[2:], trees[:2], strict=True):
+        assert torch.equal(ours.tokens, torchs.tokens) and torch.equal(ours.parents, torchs.parents)
+        torch.testing.assert_close(ours.scores, torchs.scores, rtol=1e-4, atol=1e-5)
 
 
 def test_drafters_of_one_memory_share_their_recordings():

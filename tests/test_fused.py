@@ -24,7 +24,7 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.module_forms import ACTIVATIONS, DTYPES, NORMS, gate_of, norm_of, numbers, tables_of, turned
 from longgraft.target_model.pass_geometry import accepted, geometry
 from longgraft.target_model.passes import Segment
-from longgraft.target_model.topk import MOST_FUSED, best
+from longgraft.target_model.topk import MOST_FUSED, best, children
 from longgraft.trees.tree import ProposalTree
 
 HALF = [torch.float32, torch.bfloat16]
@@ -59,6 +59,10 @@ class Torch:
     def topk(self, logits, k, probabilities):
         self.called.append(f"top {k}")
         return best(logits, Wants(topk=k, probabilities=probabilities))
+
+    def children(self, logits, k, offsets):
+        self.called.append(f"{k} children")
+        return children(logits.float().log_softmax(-1), k, offsets)
 
 
 def model_of(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
@@ -279,6 +283,10 @@ def test_kernels_that_compute_something_else_are_named(dtype):
     assert other("topk", lambda topk, x, k, both: topk(x if both else -x, k, both)) == ["top-k"]
     assert other("topk", lambda topk, x, k, both: (topk(x, k, both)[0], both and topk(x, k, both)[1] * 1.0001)) == [
         "probabilities"
+    ]
+    assert other("children", lambda children, x, k, offsets: children(x, k, offsets + 1)) == ["children"]
+    assert other("children", lambda children, x, k, offsets: (children(x, k, offsets)[0], x[:, :k].float())) == [
+        "their log-probabilities"
     ]
 
 

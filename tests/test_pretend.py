@@ -51,15 +51,15 @@ MOST = {
     ("toy-recorded", "graft"): Spent(4, 0, 2, 30, 15, 1160),
     ("toy-recorded", "graft-x"): Spent(11, 0, 3, 60, 15, 1220),
     ("toy-fused", "ar"): Spent(1, 0, 1, 2, 4, 90),
-    ("toy-fused", "eagle3"): Spent(1, 0, 2, 20, 15, 590),
-    ("toy-fused", "graft"): Spent(4, 0, 2, 30, 15, 660),
+    ("toy-fused", "eagle3"): Spent(1, 0, 2, 20, 15, 560),
+    ("toy-fused", "graft"): Spent(4, 0, 2, 30, 15, 640),
     **{("toy-served", f"ar x {lanes}"): Spent(1, 0, 1, 2, 4, 90) for lanes in (4, 8, 16)},
     ("llama", "ar"): Spent(1, 0, 2, 1310),
     ("llama-fused", "ar"): Spent(1, 0, 1, 2, 4, 540),
     ("llama", "eagle3"): Spent(2, 0, 6, 2660),
-    ("llama-fused", "eagle3"): Spent(1, 0, 2, 20, 15, 1040),
+    ("llama-fused", "eagle3"): Spent(1, 0, 2, 20, 15, 1000),
     ("llama", "graft"): Spent(6, 0, 8, 2460),
-    ("llama-fused", "graft"): Spent(4, 0, 2, 30, 15, 1110),
+    ("llama-fused", "graft"): Spent(4, 0, 2, 30, 15, 1090),
 }
 
 

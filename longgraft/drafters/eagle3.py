@@ -33,7 +33,7 @@ class _DraftedLevel:
     beam: Tensor  # [b] indices of the best candidates of this level
     hidden: Tensor  # [1, b, H], the states of the beam's parents
     ancestors: Tensor  # [b, m] bool over the scratch rows of the levels before
-    log_probs: Tensor  # [r, V] float32, log-probabilities after each of the candidates' r parents
+    distribution: Callable[[], Tensor]  # -> [r, V] float32, log-probabilities after each of the candidates' r parents
 
 
 class Eagle3Drafter:
@@ -78,7 +78,7 @@ class Eagle3Drafter:
         level: Level | None = None
         for index in range(most):
             last = index == most - 1
-            level = Level(index, levels[-1].scores, last, ask.budget, levels[-1].log_probs, level)
+            level = Level(index, levels[-1].scores, last, ask.budget, levels[-1].distribution, level)
             verdict = policy(level)
             if last or not verdict.expand:
                 break
@@ -103,11 +103,11 @@ class Eagle3Drafter:
         """Runs the root's own draft step."""
         k = self.top_k
         device = self.device
-        ids, gains, log_probs = self._children(self.memory.root_log_probs())  # [1, k]
+        ids, gains, distribution = self.memory.first(k)  # [1, k]
         parents = torch.full((k,), -1, device=device)
         hidden = self.memory.start.expand(1, k, -1)
         ancestors = torch.zeros(k, 0, dtype=torch.bool, device=device)
-        return _DraftedLevel(ids[0], parents, gains[0], torch.arange(k, device=device), hidden, ancestors, log_probs)
+        return _DraftedLevel(ids[0], parents, gains[0], torch.arange(k, device=device), hidden, ancestors, distribution)
 
     def _next(self, before: _DraftedLevel, index: int) -> _DraftedLevel:
         """Expands the level `before`; the first expansion has index 0."""
@@ -115,19 +115,14 @@ class Eagle3Drafter:
         itself = torch.eye(k, dtype=torch.bool, device=self.device)
         visible = torch.cat([before.ancestors, itself], dim=1)  # [b, (index + 1) b]
         states = self.memory.expand(before.hidden, before.tokens[before.beam], index, visible)
-        ids, gains, log_probs = self._children(self.memory.log_probs(states))  # [b, k]
+        ids, gains, distribution = self.memory.children(states, k)  # [b, k]
         scores = (before.scores[before.beam][:, None] + gains).flatten()  # Eq. 5
         best = scores.topk(min(k, scores.numel())).indices
         # Pool index of the level before's first candidate.
         offset = 0 if index == 0 else k + (index - 1) * k * k
         parents = (offset + before.beam).repeat_interleave(k)
         above = best // k
-        return _DraftedLevel(ids.flatten(), parents, scores, best, states[:, above], visible[above], log_probs)
-
-    def _children(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the k best next tokens by log-probabilities [b, V]: (target ids [b, k], theirs [b, k], all)."""
-        gains, ids = log_probs.topk(self.top_k)
-        return self.network.target_ids(ids), gains, log_probs
+        return _DraftedLevel(ids.flatten(), parents, scores, best, states[:, above], visible[above], distribution)
 
     @staticmethod
     def _best(levels: list[_DraftedLevel], slots: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

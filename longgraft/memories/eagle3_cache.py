@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +20,24 @@ from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache, index_copy
 from longgraft.target_model.fused_modules import FusedModules, Kernels
+from longgraft.target_model.topk import MOST_CHILDREN, children
 from longgraft.target_model.weights import drafter_identity
 from longgraft.trees.padded import SIZES, size_of
 from longgraft.yarn_drafters.network import Eagle3Network
 
 MOST_LEVELS = 64  # of a draft, as the settings allow
+
+
+class Children(NamedTuple):
+    """The k best next tokens after each of b states."""
+
+    tokens: Tensor  # [b, k] int64, the target's ids
+    gains: Tensor  # [b, k] float32, log-probabilities
+    distribution: Callable[[], Tensor]  # -> [b, D] float32, log-probabilities over the draft vocabulary
+
+
+def _log_probs(logits: Tensor) -> Tensor:
+    return logits.float().log_softmax(-1)
 
 
 class Eagle3Cache(DraftCache):
@@ -62,6 +77,7 @@ class Eagle3Cache(DraftCache):
         weight = network.fc.weight
         self.device = weight.device
         self.passes = passes or HeadPasses(network, self.window, kernels)
+        self._kernels = fused
         self._fused = nullcontext if fused is None else FusedModules(network, fused)
         self._write = index_copy if fused is None else fused.write
         # Inputs of regions, set before each run: `cache.length`, the root, and the newest state.
@@ -138,16 +154,16 @@ class Eagle3Cache(DraftCache):
         self.root.fill_(root)
         self.committed.fill_(self.cache.length)
 
-    def root_log_probs(self) -> Tensor:
-        """Returns `log_probs` of the newest state, and prepares the rotations that the levels of this draft need.
+    def first(self, k: int) -> Children:
+        """Returns the newest state's k children, and prepares the rotations that the levels of this draft need.
 
-        They depend on a level's depth alone.
+        Rotations depend on a level's depth alone.
         """
         if self.regions.fixed:
             depths = torch.arange(MOST_LEVELS, device=self.device)
             for table, made in zip(self._rotations(), self.network.cos_sin(self.committed + depths), strict=True):
                 table.copy_(made)
-        return self.log_probs(self.start)
+        return self.children(self.start, k)
 
     def _rotations(self) -> tuple[Tensor, Tensor]:
         """Returns a draft's rotations by depth, [MOST_LEVELS, D] each, in a fixed place."""
@@ -158,10 +174,15 @@ class Eagle3Cache(DraftCache):
 
         return self.regions.kept((self, "rotations"), tables)
 
-    def log_probs(self, states: Tensor) -> Tensor:
-        """Returns [b, V] float32, log-probabilities of the next token over the draft vocabulary; states: [1, b, H]."""
+    def children(self, states: Tensor, k: int) -> Children:
+        """Returns the k most probable next tokens after each of states [1, b, H], with their log-probabilities."""
         with self._fused() if self.regions.fixed else nullcontext():
-            return self._run(HeadRows(states[0]), Part.OUTPUT)
+            logits = self._run(HeadRows(states[0]), Part.OUTPUT)
+        offsets = self.network.d2t
+        if self._kernels is not None and self.regions.fixed and k <= MOST_CHILDREN:
+            return Children(*self._kernels.children(logits, k, offsets), partial(_log_probs, logits))
+        log_probs = _log_probs(logits)
+        return Children(*children(log_probs, k, offsets), lambda: log_probs)
 
     def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor | None = None) -> Tensor:
         """Returns the states [1, b, H] of b scratch rows that lie `depth` after the committed ones, after m - b others.

@@ -66,7 +66,7 @@ class HeadPasses:
         self._fixed_backend = fixed_backend(weight.device)
 
     def run(self, rows: HeadRows, part: Part) -> Tensor:
-        """Returns states [n, H], or for OUTPUT log-probabilities [n, V] float32 over the draft vocabulary.
+        """Returns states [n, H], or for OUTPUT logits [n, D] over the draft vocabulary.
 
         Inside `together`, one pass runs for all requests that wait for the same part.
         """
@@ -87,7 +87,7 @@ class HeadPasses:
         counts = [len(share.inputs) for share in rows]
         inputs = _joined([share.inputs for share in rows])
         if part is Part.OUTPUT:
-            return list(self.network.logits(inputs, self.product).float().log_softmax(-1).split(counts))
+            return list(self.network.logits(inputs, self.product).split(counts))
         if part is Part.FUSE:
             return list(self.network.fuse(inputs, self.product).split(counts))
         caches: Any = [share.cache for share in rows]

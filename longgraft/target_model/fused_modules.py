@@ -33,7 +33,7 @@ from longgraft.target_model.module_forms import (
     turned,
 )
 from longgraft.target_model.pass_geometry import Geometry, accepted, geometry
-from longgraft.target_model.topk import MOST_FUSED, best
+from longgraft.target_model.topk import MOST_FUSED, best, children
 from longgraft.trees.padded import PaddedTree
 from longgraft.trees.tree import ProposalTree
 
@@ -50,6 +50,7 @@ class Kernels(Protocol):
     def geometry(self, inputs: Tensor, slots: int) -> tuple[Tensor, ...]: ...
     def accepted(self, inputs: Tensor, words: Tensor, draws: Tensor, slots: int) -> tuple[Tensor, Tensor]: ...
     def topk(self, logits: Tensor, k: int, probabilities: bool) -> tuple[Tensor, Tensor | None]: ...
+    def children(self, logits: Tensor, k: int, offsets: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class FusedModules:
@@ -268,7 +269,12 @@ def _ranked(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> dict[
     ids, probabilities = kernels.topk(logits, MOST_FUSED, True)
     alone, _ = kernels.topk(logits, MOST_FUSED, False)
     assert probabilities is not None and known.probabilities is not None
+    offsets = torch.arange(9000, device=device) % 97
+    children_ids, gains = kernels.children(logits, MOST_FUSED, offsets)
+    known_ids, known_gains = children(logits.float().log_softmax(-1), MOST_FUSED, offsets)
     return {
+        "children": (children_ids, known_ids),
+        "their log-probabilities": (gains, known_gains),
         "top-k": (alone, known.ids),
         "top-k with probabilities": (ids, known.ids),
         "probabilities": (probabilities, known.probabilities),

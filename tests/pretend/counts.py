@@ -36,7 +36,7 @@ from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.target_model import fused_modules, pass_geometry
 from longgraft.target_model.model import Target
 from longgraft.target_model.recorded_passes import ROWS, SLOTS
-from longgraft.target_model.topk import best
+from longgraft.target_model.topk import best, children
 from longgraft.trees.padded import SIZES
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
@@ -260,6 +260,9 @@ class Fused:
 
     def topk(self, logits: Tensor, k: int, probabilities: bool) -> tuple[Tensor, ...]:
         return self._as("ranked", best, logits, Wants(topk=k, probabilities=probabilities))
+
+    def children(self, logits: Tensor, k: int, offsets: Tensor) -> tuple[Tensor, ...]:
+        return self._as("children", lambda: children(logits.float().log_softmax(-1), k, offsets))
 
     def _as(self, name: str, torchs: Callable[..., Any], *given: Any) -> tuple[Tensor, ...]:
         """Notes one launch for what torch computes in several."""
