@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from longgraft.drafters.pruning import UNREAD
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.protocol.proposer import Ask
 from longgraft.protocol.pruning import Level, PruningPolicy, Verdict
@@ -39,7 +40,8 @@ class _DraftedLevel:
 class Eagle3Drafter:
     """Drafts trees of at most 1 + levels levels; rows of drafted tokens are scratch rows in `memory`.
 
-    If regions are fixed, each level is one region, and trees of up to 64 nodes stay on the device.
+    If regions are fixed, each level is one region, or all are if the policy reads none.  Trees of up to 64 nodes
+    then stay on the device.
     """
 
     def __init__(
@@ -71,19 +73,25 @@ class Eagle3Drafter:
 
     def _draft(self, ask: Ask) -> Tree:
         policy = ask.pruning or self.policy
-        levels = [self._region("root", self._first)]
         most = self.levels
         if self.top_k == 1:  # a chain has one node a level
             most = min(most, ask.budget - 1)
+        unread = type(policy) in UNREAD and self.regions.fixed
+        if unread:
+            levels = list(self._region(("levels", most), partial(self._all, most)))
+        else:
+            levels = [self._region("root", self._first)]
         level: Level | None = None
         for index in range(most):
             last = index == most - 1
-            level = Level(index, levels[-1].scores, last, ask.budget, levels[-1].distribution, level)
+            drafted = levels[index]
+            level = Level(index, drafted.scores, last, ask.budget, drafted.distribution, level)
             verdict = policy(level)
             if last or not verdict.expand:
                 break
             self.clock.ran("draft")
-            levels.append(self._region(index, partial(self._next, levels[-1], index)))
+            if index + 1 == len(levels):
+                levels.append(self._region(index, partial(self._next, drafted, index)))
         stage = index if verdict.stage is None else verdict.stage
         if verdict == Verdict():
             stage = UNPRUNED
@@ -92,12 +100,21 @@ class Eagle3Drafter:
             slots = min(slots, verdict.slots)
         if self.regions.fixed and slots < SIZES[-1]:
             rows = size_of(1 + slots)
-            return self._region(("select", index, slots, stage), lambda: self._on_device(levels, slots, stage, rows))
+            # The selection reads the tensors of the recording that drafted the levels.
+            name = "select", unread, index, slots, stage
+            return self._region(name, lambda: self._on_device(levels, slots, stage, rows))
         return self._on_host(ask.root, levels, slots, stage)
 
     def _region(self, name: Hashable, region: Callable[[], T]) -> T:
         # Drafters of one memory share recordings of the same levels.
         return self.regions((self.memory, self.top_k, self.memory.cache.age, name), region)
+
+    def _all(self, most: int) -> list[_DraftedLevel]:
+        """Drafts all levels in one region, for a policy that reads none of them."""
+        levels = [self._first()]
+        for index in range(most - 1):
+            levels.append(self._next(levels[index], index))
+        return levels
 
     def _first(self) -> _DraftedLevel:
         """Runs the root's own draft step."""
