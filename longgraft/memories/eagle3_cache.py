@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from longgraft.attention.layout import DeviceLayout, Layout
+from longgraft.attention.layout import DeviceLayout, Layout, words
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.memories.draft_cache import DraftCache
 from longgraft.memories.head_passes import HeadPasses, HeadRows, Part
@@ -83,6 +83,7 @@ class Eagle3Cache(DraftCache):
         # Inputs of regions, set before each run: `cache.length`, the root, and the newest state.
         self.committed, self.root = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
         self.start = torch.zeros(1, 1, network.config.hidden_size, dtype=weight.dtype, device=weight.device)
+        self._prefix = torch.zeros(1, dtype=torch.int32, device=weight.device)  # `committed`, as a layout reads it
         self._newest: Tensor | None = None
 
     @property
@@ -155,11 +156,12 @@ class Eagle3Cache(DraftCache):
         self.committed.fill_(self.cache.length)
 
     def first(self, k: int) -> Children:
-        """Returns the newest state's k children, and prepares the rotations that the levels of this draft need.
+        """Returns the newest state's k children, and prepares what all levels of this draft read.
 
-        Rotations depend on a level's depth alone.
+        That is the prefix, and the rotations, which depend on a level's depth alone.
         """
         if self.regions.fixed:
+            self._prefix.copy_(self.committed)
             depths = torch.arange(MOST_LEVELS, device=self.device)
             for table, made in zip(self._rotations(), self.network.cos_sin(self.committed + depths), strict=True):
                 table.copy_(made)
@@ -173,6 +175,15 @@ class Eagle3Cache(DraftCache):
             return cos, sin
 
         return self.regions.kept((self, "rotations"), tables)
+
+    def _columns_of(self, m: int, b: int) -> tuple[Tensor, Tensor]:
+        """Returns the numbers of m scratch rows, int64, and their depths if each depth has b rows, int32."""
+
+        def columns() -> tuple[Tensor, Tensor]:
+            at = torch.arange(m, device=self.device)
+            return at, (at // b).int()
+
+        return self.regions.kept((self, "columns", m, b), columns)
 
     def children(self, states: Tensor, k: int) -> Children:
         """Returns the k most probable next tokens after each of states [1, b, H], with their log-probabilities."""
@@ -190,17 +201,17 @@ class Eagle3Cache(DraftCache):
         Args:
             hidden: [1, b, H].
             tokens: [b].
-            depth: Depth of the rows.
+            depth: Depth of the rows, the last b of `depths`.
             seen: [b, m] bool, the scratch rows that each sees, including its own.
             depths: [m] int64 of the scratch rows, on the device if regions are fixed, else on the host;
                 None: b rows of each depth.
         """
         b, m = seen.shape
         if self.regions.fixed:
-            at = torch.arange(m, device=self.device)
-            if depths is None:
-                depths = at // b
-            fixed = DeviceLayout.of(self.committed, torch.full((b,), depth, device=self.device), depths, seen)
+            at, levels = self._columns_of(m, b)
+            if depths is not None:
+                levels = depths.int()
+            fixed = DeviceLayout(self._prefix, levels[m - b :], levels, words(seen))
             with self.cache.at(self.committed + at[m - b :], self._write), self._fused():
                 cos, sin = (table[depth].expand(b, -1) for table in self._rotations())
                 rows = HeadRows(hidden[0], tokens, None, self.cache, fixed, (cos, sin))
