@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from longgraft.acceptance import draw_kernel
-from longgraft.kernels import fused_triton, topk_triton, tree_triton
+from longgraft.kernels import fused_triton, head_triton, topk_triton, tree_triton
 from longgraft.target_model.topk import MOST_CHILDREN, MOST_FUSED
 from longgraft.trees.padded import FIELDS, SIZES
 
@@ -39,9 +39,26 @@ for column in (32, 64):  # 128,256 and 151,936 tokens
     LAUNCHES.append(("_topk", ranked | {"OFFSETS": None, "SHARES": None}, topk_triton.WARPS))
 # A draft head of 32,000 tokens.
 LAUNCHES.append(("_topk", {"K": MOST_CHILDREN, "TILE": topk_triton.TILE, "COLUMN": 8}, topk_triton.WARPS))
-MODULES = {"_draw": draw_kernel, "_geometry": tree_triton, "_accepted": tree_triton, "_topk": topk_triton}
+for columns in (32, 128):  # of the second and the ninth level of a beam of ten
+    beam = {"B": 10, "K": 10, "WIDTH": 128, "COLUMNS": columns}
+    LAUNCHES.append(("_beam", beam, 4))
+MODULES = {
+    "_beam": head_triton,
+    "_draw": draw_kernel,
+    "_geometry": tree_triton,
+    "_accepted": tree_triton,
+    "_topk": topk_triton,
+}
 TYPES = {
     "ROWS": "*i64",
+    "BEST": "*i64",
+    "GAINS": "*fp32",
+    "VISIBLE": "*u8",
+    "SUMS": "*fp32",
+    "PARENTS": "*i64",
+    "CHOSEN": "*i64",
+    "ABOVE": "*i64",
+    "FOLLOWING": "*u8",
     "ROW_KEYS": "*i64",
     "SCRATCH": "*i32",
     "OUT": "*i64",

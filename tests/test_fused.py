@@ -25,6 +25,7 @@ from longgraft.target_model.module_forms import ACTIVATIONS, DTYPES, NORMS, gate
 from longgraft.target_model.pass_geometry import accepted, geometry
 from longgraft.target_model.passes import Segment
 from longgraft.target_model.topk import MOST_FUSED, best, children
+from longgraft.trees.beams import beam
 from longgraft.trees.tree import ProposalTree
 
 HALF = [torch.float32, torch.bfloat16]
@@ -63,6 +64,8 @@ class Torch:
     def children(self, logits, k, offsets):
         self.called.append(f"{k} children")
         return children(logits.float().log_softmax(-1), k, offsets)
+
+    beam = staticmethod(beam)
 
 
 def model_of(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
@@ -285,6 +288,7 @@ def test_kernels_that_compute_something_else_are_named(dtype):
         "probabilities"
     ]
     assert other("children", lambda children, x, k, offsets: children(x, k, offsets + 1)) == ["children"]
+    assert other("beam", lambda beam, *x: beam(*x[:-1], 0)) == ["the beam's parents"]
     assert other("children", lambda children, x, k, offsets: (children(x, k, offsets)[0], x[:, :k].float())) == [
         "their log-probabilities"
     ]

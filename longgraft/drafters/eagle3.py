@@ -33,7 +33,7 @@ class _DraftedLevel:
     scores: Tensor  # [c] float32, scores of the paths
     beam: Tensor  # [b] indices of the best candidates of this level
     hidden: Tensor  # [1, b, H], the states of the beam's parents
-    ancestors: Tensor  # [b, m] bool over the scratch rows of the levels before
+    visible: Tensor  # [b, m] bool, the scratch rows that each of the beam sees, its own included
     distribution: Callable[[], Tensor]  # -> [r, V] float32, log-probabilities after each of the candidates' r parents
 
 
@@ -123,23 +123,20 @@ class Eagle3Drafter:
         ids, gains, distribution = self.memory.first(k)  # [1, k]
         parents = torch.full((k,), -1, device=device)
         hidden = self.memory.start.expand(1, k, -1)
-        ancestors = torch.zeros(k, 0, dtype=torch.bool, device=device)
-        return _DraftedLevel(ids[0], parents, gains[0], torch.arange(k, device=device), hidden, ancestors, distribution)
+        itself = torch.eye(k, dtype=torch.bool, device=device)
+        return _DraftedLevel(ids[0], parents, gains[0], torch.arange(k, device=device), hidden, itself, distribution)
 
     def _next(self, before: _DraftedLevel, index: int) -> _DraftedLevel:
         """Expands the level `before`; the first expansion has index 0."""
         k = self.top_k
-        itself = torch.eye(k, dtype=torch.bool, device=self.device)
-        visible = torch.cat([before.ancestors, itself], dim=1)  # [b, (index + 1) b]
-        states = self.memory.expand(before.hidden, before.tokens[before.beam], index, visible)
+        states = self.memory.expand(before.hidden, before.tokens[before.beam], index, before.visible)
         ids, gains, distribution = self.memory.children(states, k)  # [b, k]
-        scores = (before.scores[before.beam][:, None] + gains).flatten()  # Eq. 5
-        best = scores.topk(min(k, scores.numel())).indices
         # Pool index of the level before's first candidate.
         offset = 0 if index == 0 else k + (index - 1) * k * k
-        parents = (offset + before.beam).repeat_interleave(k)
-        above = best // k
-        return _DraftedLevel(ids.flatten(), parents, scores, best, states[:, above], visible[above], distribution)
+        scores, parents, best, above, visible = self.memory.beam(
+            before.scores, before.beam, gains, before.visible, offset
+        )
+        return _DraftedLevel(ids.flatten(), parents, scores, best, states[:, above], visible, distribution)
 
     @staticmethod
     def _best(levels: list[_DraftedLevel], slots: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

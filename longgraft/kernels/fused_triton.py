@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from longgraft.kernels.head_triton import beam as beam
 from longgraft.kernels.topk_triton import children as children
 from longgraft.kernels.topk_triton import topk as topk
 from longgraft.kernels.tree_triton import accepted as accepted

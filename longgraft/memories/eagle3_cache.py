@@ -22,6 +22,7 @@ from longgraft.runtime.kv_cache import KVCache, index_copy
 from longgraft.target_model.fused_modules import FusedModules, Kernels
 from longgraft.target_model.topk import MOST_CHILDREN, children
 from longgraft.target_model.weights import drafter_identity
+from longgraft.trees.beams import beam
 from longgraft.trees.padded import SIZES, size_of
 from longgraft.yarn_drafters.network import Eagle3Network
 
@@ -190,10 +191,19 @@ class Eagle3Cache(DraftCache):
         with self._fused() if self.regions.fixed else nullcontext():
             logits = self._run(HeadRows(states[0]), Part.OUTPUT)
         offsets = self.network.d2t
-        if self._kernels is not None and self.regions.fixed and k <= MOST_CHILDREN:
+        if self._kernels is not None and self._takes(k):
             return Children(*self._kernels.children(logits, k, offsets), partial(_log_probs, logits))
         log_probs = _log_probs(logits)
         return Children(*children(log_probs, k, offsets), lambda: log_probs)
+
+    def beam(self, scores: Tensor, best: Tensor, gains: Tensor, visible: Tensor, offset: int) -> tuple[Tensor, ...]:
+        """Does `trees.beams.beam`, in one launch if regions are fixed."""
+        if self._kernels is not None and self._takes(gains.shape[1]):
+            return self._kernels.beam(scores, best, gains, visible, offset)
+        return beam(scores, best, gains, visible, offset)
+
+    def _takes(self, k: int) -> bool:
+        return self.regions.fixed and k <= MOST_CHILDREN
 
     def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor | None = None) -> Tensor:
         """Returns the states [1, b, H] of b scratch rows that lie `depth` after the committed ones, after m - b others.

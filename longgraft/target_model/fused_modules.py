@@ -34,6 +34,7 @@ from longgraft.target_model.module_forms import (
 )
 from longgraft.target_model.pass_geometry import Geometry, accepted, geometry
 from longgraft.target_model.topk import MOST_FUSED, best, children
+from longgraft.trees.beams import beam
 from longgraft.trees.padded import PaddedTree
 from longgraft.trees.tree import ProposalTree
 
@@ -51,6 +52,7 @@ class Kernels(Protocol):
     def accepted(self, inputs: Tensor, words: Tensor, draws: Tensor, slots: int) -> tuple[Tensor, Tensor]: ...
     def topk(self, logits: Tensor, k: int, probabilities: bool) -> tuple[Tensor, Tensor | None]: ...
     def children(self, logits: Tensor, k: int, offsets: Tensor) -> tuple[Tensor, Tensor]: ...
+    def beam(self, scores: Tensor, best: Tensor, gains: Tensor, visible: Tensor, offset: int) -> tuple[Tensor, ...]: ...
 
 
 class FusedModules:
@@ -236,7 +238,11 @@ def differences(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> d
     pairs["written rows"] = torch.cat([keys, values]), torch.cat(written)
     tolerance = max(4 * torch.finfo(dtype).eps, 4e-6)
     wrong = {}
-    for bound, some in ((tolerance, pairs), (0.0, _trees(kernels, device)), (1e-6, _ranked(kernels, device, dtype))):
+    for bound, some in (
+        (tolerance, pairs),
+        (0.0, _trees(kernels, device) | _beams(kernels, device)),
+        (1e-6, _ranked(kernels, device, dtype)),
+    ):
         for name, (computed, expected) in some.items():
             computed, expected = computed.double(), expected.double()
             if not torch.allclose(computed, expected, bound, bound):
@@ -279,6 +285,17 @@ def _ranked(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> dict[
         "top-k with probabilities": (ids, known.ids),
         "probabilities": (probabilities, known.probabilities),
     }
+
+
+def _beams(kernels: Kernels, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns the beam of three nodes, of which no two children score alike, by the kernels and by torch."""
+    scores, gains = numbers(2, 9, dtype=torch.float32, seed=4).to(device)
+    nodes = torch.tensor([4, 1, 7], device=device)
+    visible = torch.arange(18, device=device).view(3, 6) % 5 == 0
+    given = scores, nodes, gains.view(3, 3), visible, 20
+    names = "scores", "parents", "nodes", "nodes above", "visible rows"
+    results = zip(kernels.beam(*given), beam(*given), strict=True)
+    return {f"the beam's {name}": pair for name, pair in zip(names, results, strict=True)}
 
 
 def fused(model: nn.Module) -> FusedModules | NotBuilt:

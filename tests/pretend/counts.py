@@ -37,6 +37,7 @@ from longgraft.target_model import fused_modules, pass_geometry
 from longgraft.target_model.model import Target
 from longgraft.target_model.recorded_passes import ROWS, SLOTS
 from longgraft.target_model.topk import best, children
+from longgraft.trees.beams import beam
 from longgraft.trees.padded import SIZES
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
@@ -263,6 +264,9 @@ class Fused:
 
     def children(self, logits: Tensor, k: int, offsets: Tensor) -> tuple[Tensor, ...]:
         return self._as("children", lambda: children(logits.float().log_softmax(-1), k, offsets))
+
+    def beam(self, *given: Any) -> tuple[Tensor, ...]:
+        return self._as("beam", beam, *given)
 
     def _as(self, name: str, torchs: Callable[..., Any], *given: Any) -> tuple[Tensor, ...]:
         """Notes one launch for what torch computes in several."""
