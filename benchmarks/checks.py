@@ -17,7 +17,7 @@ from benchmarks.report import Report, Row
 from benchmarks.texts import ROOT
 from longgraft.kernels.build import NotBuilt
 from longgraft.memories.continuations import compiled
-from longgraft.target_model.fused_modules import kernels_for
+from longgraft.target_model.checked_kernels import kernels_for
 
 # Packages beside torch and transformers, whose versions each report has.
 PACKAGES = (

@@ -12,9 +12,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 from longgraft.acceptance import draw_kernel
-from longgraft.kernels import fused_triton, layer_triton, rope_write_triton, topk_triton, tree_triton
+from longgraft.kernels import fused_triton, head_triton, layer_triton, rope_write_triton, topk_triton, tree_triton
 from longgraft.target_model.module_forms import ACTIVATIONS, NORMS
-from longgraft.target_model.topk import MOST_FUSED
+from longgraft.target_model.topk import MOST_CHILDREN, MOST_FUSED
 from longgraft.trees.padded import FIELDS, SIZES
 
 DRAWN = {"TILE": draw_kernel.TILE, "LISTED": draw_kernel.LISTED}
@@ -36,8 +36,13 @@ for size, ones in FORESTS:
     LAUNCHES.append(("_accepted", shape | {"FIELDS": FIELDS}, tree_triton.WARPS))
 for column in (32, 64):  # 128,256 and 151,936 tokens
     ranked = {"K": MOST_FUSED, "TILE": topk_triton.TILE, "COLUMN": column}
-    LAUNCHES.append(("_topk", ranked, topk_triton.WARPS))
-    LAUNCHES.append(("_topk", ranked | {"SHARES": None}, topk_triton.WARPS))
+    LAUNCHES.append(("_topk", ranked | {"OFFSETS": None}, topk_triton.WARPS))
+    LAUNCHES.append(("_topk", ranked | {"OFFSETS": None, "SHARES": None}, topk_triton.WARPS))
+# A draft head of 32,000 tokens.
+LAUNCHES.append(("_topk", {"K": MOST_CHILDREN, "TILE": topk_triton.TILE, "COLUMN": 8}, topk_triton.WARPS))
+for columns in (32, 128):  # of the second and the ninth level of a beam of ten
+    beam = {"B": 10, "K": 10, "WIDTH": 128, "COLUMNS": columns}
+    LAUNCHES.append(("_beam", beam, 4))
 TILE = {"BM": layer_triton.ROWS, "BN": layer_triton.COLUMNS, "BK": layer_triton.BYTES // 2}
 for k in (4096, 2000):  # the tiles of the second cross the end of its rows
     for more in ({"BIAS": True, "RESIDUAL": False}, {"BIAS": False, "RESIDUAL": True}):
@@ -51,15 +56,25 @@ DEPENDENT = [  # launches that wait for the one before, from sm_90 on
     (name, constants | {"PDL": True}, warps) for name, constants, warps in LAUNCHES if "PDL" in constants
 ]
 MODULES = {"_draw": draw_kernel, "_geometry": tree_triton, "_accepted": tree_triton, "_topk": topk_triton}
+MODULES |= {"_beam": head_triton}
 MODULES |= {"_product": layer_triton, "_gated_product": layer_triton, "_rope_write": rope_write_triton}
 STAGES = {"_product": layer_triton.STAGES, "_gated_product": layer_triton.GATED_STAGES}
 TYPES = {
     "ROWS": "*i64",
+    "BEST": "*i64",
+    "GAINS": "*fp32",
+    "VISIBLE": "*u8",
+    "SUMS": "*fp32",
+    "PARENTS": "*i64",
+    "CHOSEN": "*i64",
+    "ABOVE": "*i64",
+    "FOLLOWING": "*u8",
     "ROW_KEYS": "*i64",
     "SCRATCH": "*i32",
     "OUT": "*i64",
     "IDS": "*i32",
     "SHARES": "*fp32",
+    "OFFSETS": "*i64",
     "INPUTS": "*i64",
     "SCORES": "*fp32",
     "ORIGIN": "*i8",

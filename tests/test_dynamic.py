@@ -123,7 +123,7 @@ def test_drafting_stops_after_an_uncertain_last_token_of_the_best_path():
 def test_the_entropy_is_that_of_the_best_candidates_distribution():
     laws = torch.tensor([[0.5, 0.5], [1.0, 0.0]]).log()
     for scores, entropy in (([0.1, 0.1, 0.7, 0.0], 0.0), ([0.4, 0.3, 0.2, 0.0], log(2))):
-        level = Level(1, torch.tensor(scores).log(), False, 60, laws)
+        level = Level(1, torch.tensor(scores).log(), False, 60, lambda: laws)
         assert float(level.entropy) == pytest.approx(entropy)
 
 

@@ -8,7 +8,7 @@ from itertools import cycle
 
 import pytest
 import torch
-from toys.models import FAMILIES
+from toys.models import FAMILIES, toy_network
 from toys.oracle import plain
 from toys.recorder import Refused, recorder
 from toys.sessions import CHOOSING, EVERY, answered, toy_parts, toy_prompt, toy_session
@@ -19,11 +19,12 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import triton
 from longgraft.comparison.with_plain import compare_with_plain, plain_session
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.pruning import Dense, Split
+from longgraft.drafters.pruning import Dense, Gates, Split
 from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.kernels import fused_triton
+from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.methods.find import build
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
@@ -401,27 +402,60 @@ def test_budgets_beyond_the_largest_size_give_the_results_of_single_launches(met
     assert said[0].stats.accepted_per_step == said[1].stats.accepted_per_step
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # of numpy, in the interpreter
+@pytest.mark.parametrize("policy", [Dense(), Split(20)])
+def test_a_draft_by_the_gpus_kernels_is_the_tree_of_one_by_torch(policy):
+    trees = []
+    for regions, kernels in ((EAGER, None), (Fixed(), fused_triton)):
+        memory = Eagle3Cache(toy_network(), regions=regions, fused=kernels)
+        drafter = Eagle3Drafter(memory, policy, levels=4)
+        memory.reset(100)
+        for tokens in (30, 3):
+            observe(memory, tokens)
+            trees.append(on_host(drafter.propose(Ask(1, 40, 30))))
+    for ours, torchs in zip(trees[2:], trees[:2], strict=True):
+        assert torch.equal(ours.tokens, torchs.tokens) and torch.equal(ours.parents, torchs.parents)
+        torch.testing.assert_close(ours.scores, torchs.scores, rtol=1e-4, atol=1e-5)
+
+
+def observe(memory: Eagle3Cache, tokens: int, seed: int = 0) -> None:
+    features = torch.randn(tokens, 32, generator=torch.Generator().manual_seed(seed))
+    hidden = {layer: layer * features for layer in (1, 2, 3)}
+    chain = ProposalTree.chain(torch.arange(tokens))
+    memory.observe(Observation(chain, torch.arange(tokens), 1, prompt=True, hidden=hidden))
+
+
+def drafters_of_one_memory(regions: Regions, *policies) -> list[Eagle3Drafter]:
+    """Returns drafters of these policies that have observed one prompt."""
+    parts = toy_parts(regions=regions)
+    drafters = [parts.drafter(policy) for policy in policies]
+    drafters[0].memory.reset(100)
+    observe(drafters[0].memory, 30)
+    return drafters
+
+
+def test_levels_recorded_together_and_singly_are_selected_from_their_own_tensors():
+    """An open gate gives the verdict of no gate, so that their selections differ in nothing else."""
+    trees = []
+    for regions in (Regions(recorder), EAGER):
+        drafters = drafters_of_one_memory(regions, Dense(), Gates({0: 0.0}))
+        for step, drafter in enumerate(drafters * 2):
+            observe(drafter.memory, 3, seed=step)
+            trees.append(on_host(drafter.propose(Ask(1, 40, 30))))
+    for tree, known in zip(trees[:4], trees[4:], strict=True):
+        assert torch.equal(tree.tokens, known.tokens) and torch.equal(tree.parents, known.parents)
+
+
 def test_drafters_of_one_memory_share_their_recordings():
     regions = Regions(recorder)
-    parts = toy_parts(regions=regions)
-    drafters = [parts.drafter(policy) for policy in (Dense(), Split(40))]
+    drafters = drafters_of_one_memory(regions, Dense(), Split(40))
     memory = drafters[0].memory
-    memory.reset(100)
-    memory.observe(
-        Observation(
-            ProposalTree.chain(torch.arange(30)),
-            torch.arange(30),
-            1,
-            prompt=True,
-            hidden={layer: torch.randn(30, 32) for layer in (1, 2, 3)},
-        )
-    )
     alone = [
         on_host(Eagle3Drafter(memory, drafter.policy).propose(Ask(1, 60, 30))).tokens.tolist() for drafter in drafters
     ]
     before = regions.recorded
     assert [on_host(drafter.propose(Ask(1, 60, 30))).tokens.tolist() for drafter in drafters] == alone
-    assert regions.recorded == before == 9 + 2  # nine levels with the root's, and one selection each
+    assert regions.recorded == before == 1 + 2  # all levels, and one selection each
 
 
 def test_only_the_last_sampling_settings_stay_recorded():

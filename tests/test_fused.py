@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from toys.configurations import random_model, tiny
 from toys.fused_kernels import Torch
-from toys.models import toy_model
+from toys.models import toy_model, toy_network
 from toys.sessions import toy_prompt
 from transformers import CONFIG_MAPPING
 from transformers.models.llama import modeling_llama
@@ -19,10 +20,11 @@ from transformers.models.llama import modeling_llama
 from longgraft.kernels.build import NotBuilt
 from longgraft.protocol.observation import Wants
 from longgraft.target_model import model as target_model
+from longgraft.target_model.checked_kernels import differences, kernels_for
 from longgraft.target_model.fused_model import fused
-from longgraft.target_model.fused_modules import FusedModules, differences, kernels_for
+from longgraft.target_model.fused_modules import FusedModules
 from longgraft.target_model.model import Target
-from longgraft.target_model.module_forms import DTYPES, NORMS, gate_of, norm_of, tables_of
+from longgraft.target_model.module_forms import DTYPES, NORMS, gate_of, norm_of, numbers, tables_of
 from longgraft.target_model.passes import Segment
 from longgraft.target_model.topk import MOST_FUSED
 from longgraft.trees.tree import ProposalTree
@@ -65,6 +67,36 @@ def test_the_fused_modules_of_a_family_are_equal_to_the_last_bit(family, norms, 
     with ours():
         assert torch.equal(logits(model), expected)
     assert {kind: kernels.called.count(kind) for kind in each} == each
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("qk_norm", [False, True])
+@torch.no_grad()
+def test_the_fused_modules_of_an_eagle3_head_are_equal_to_the_last_bit(qk_norm, dtype):
+    network = deepcopy(toy_network(qk_norm=qk_norm)).to(dtype)
+    kernels = Torch()
+    hidden = numbers(1, 5, network.config.hidden_size, dtype=dtype, seed=0)
+    tokens = torch.arange(5)[None]
+
+    def drafted() -> torch.Tensor:
+        states = network(hidden, tokens, tokens, lambda layer, q, k, v: q + v.sum((1, 2), keepdim=True) * k.sum())
+        return network.logits(states)
+
+    expected = drafted()
+    with FusedModules(network, kernels)():
+        assert torch.equal(drafted(), expected)
+    assert [kernels.called.count(kind) for kind in ("norm", "gated", "rotary")] == [4 + 2 * qk_norm, 1, 1]
+
+
+def test_a_gated_product_by_other_products_is_left_to_the_head():
+    """A CPU's compiled products are another second argument."""
+    mlp = toy_network().midlayer.mlp
+    kernels = Torch()
+    with torch.no_grad(), FusedModules(mlp, kernels)():
+        mlp(torch.ones(2, 32), lambda x, weight, bias: F.linear(x, weight, bias))
+        assert not kernels.called
+        mlp(torch.ones(2, 32), F.linear)
+    assert kernels.called == ["gated"]
 
 
 def test_a_rotation_of_a_part_of_a_head_is_left_to_the_library():
@@ -219,6 +251,11 @@ def test_kernels_that_compute_something_else_are_named(dtype):
     assert other("topk", lambda topk, x, k, both: topk(x if both else -x, k, both)) == ["top-k"]
     assert other("topk", lambda topk, x, k, both: (topk(x, k, both)[0], both and topk(x, k, both)[1] * 1.0001)) == [
         "probabilities"
+    ]
+    assert other("children", lambda children, x, k, offsets: children(x, k, offsets + 1)) == ["children"]
+    assert other("beam", lambda beam, *x: beam(*x[:-1], 0)) == ["the beam's parents"]
+    assert other("children", lambda children, x, k, offsets: (children(x, k, offsets)[0], x[:, :k].float())) == [
+        "their log-probabilities"
     ]
 
 

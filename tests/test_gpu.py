@@ -33,8 +33,9 @@ from longgraft.methods.parts import Parts
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
 from longgraft.runtime.kv_pool import KVPool
+from longgraft.target_model.checked_kernels import kernels_for
 from longgraft.target_model.fused_model import fused
-from longgraft.target_model.fused_modules import FusedModules, kernels_for
+from longgraft.target_model.fused_modules import FusedModules
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
 from longgraft.target_model.recorded_passes import RecordedPasses

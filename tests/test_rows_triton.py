@@ -16,7 +16,8 @@ import torch
 from toys.models import FAMILIES, toy_model
 
 from longgraft.kernels import fused_triton
-from longgraft.target_model.fused_modules import FusedModules, differences
+from longgraft.target_model.checked_kernels import differences
+from longgraft.target_model.fused_modules import FusedModules
 from longgraft.target_model.module_forms import ACTIVATIONS, DTYPES, NORMS, turned
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

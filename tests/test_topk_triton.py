@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from longgraft.kernels.topk_triton import TILE, topk
+from longgraft.kernels.topk_triton import TILE, children, topk
 from longgraft.protocol.observation import Wants
 from longgraft.target_model.module_forms import DTYPES
-from longgraft.target_model.topk import MOST_FUSED, best
+from longgraft.target_model.topk import MOST_CHILDREN, MOST_FUSED, best
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAN = float("nan")
@@ -33,6 +33,19 @@ def check(logits: torch.Tensor, k: int, tile: int = TILE) -> None:
     assert torch.equal(ids.long(), logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :k])
     expected = best(logits, Wants(topk=k, probabilities=True)).probabilities
     torch.testing.assert_close(probabilities, expected, rtol=1e-5, atol=1e-30, equal_nan=True)
+
+
+@EACH
+@pytest.mark.parametrize("k, tile", [(1, 64), (4, TILE), (MOST_CHILDREN, 64)])
+def test_children_of_a_head_are_the_best_tokens_with_their_log_probabilities(k, tile, dtype):
+    """Half precision has many ties, and the last row has nothing else: the lowest ids come first."""
+    logits = random_logits(4, 3001, dtype)
+    logits[3] = 0.5
+    offsets = (torch.arange(3001) * 7 % 1000).to(DEVICE)
+    ids, gains = children(logits, k, offsets, tile)
+    known = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    assert ids.dtype == torch.int64 and torch.equal(ids, known + offsets[known])
+    torch.testing.assert_close(gains, logits.float().log_softmax(-1).gather(1, known), rtol=1e-6, atol=1e-6)
 
 
 @EACH

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from longgraft.yarn_drafters.rope import Rope, rotate
+from longgraft.yarn_drafters.rope import Rope, apply_rotary_pos_emb, rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [B, nh, n, d], k [B, nkv, n, d], v [B, nkv, n, d]) -> [B, nh, n, d]"""
@@ -112,15 +112,19 @@ class Attention(nn.Module):
         self, x: Tensor, cos_sin: tuple[Tensor, Tensor], layer: int, attend: Attend, product: Product
     ) -> Tensor:
         q = self.q_norm(self._heads(through(self.q_proj, x, product)))
-        q = rotate(q.transpose(1, 2), *cos_sin)
-        k, v = self.keys_values(x, cos_sin, product)
+        k, v = self._keys_values(x, product)
+        q, k = apply_rotary_pos_emb(q.transpose(1, 2), k, *cos_sin)
         return through(self.o_proj, attend(layer, q, k, v).transpose(1, 2).flatten(2), product)
 
     def keys_values(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], product: Product) -> tuple[Tensor, Tensor]:
         """Returns rotated keys and values [B, nkv, n, d] of x [B, n, width]."""
+        k, v = self._keys_values(x, product)
+        return rotate(k, *cos_sin), v
+
+    def _keys_values(self, x: Tensor, product: Product) -> tuple[Tensor, Tensor]:
         k = self.k_norm(self._heads(through(self.k_proj, x, product)))
         v = self._heads(through(self.v_proj, x, product))
-        return rotate(k.transpose(1, 2), *cos_sin), v.transpose(1, 2)
+        return k.transpose(1, 2), v.transpose(1, 2)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.config.head_dim)
@@ -135,7 +139,7 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, product: Product) -> Tensor:
+    def forward(self, x: Tensor, product: Product = linear) -> Tensor:
         gated = silu(through(self.gate_proj, x, product)) * through(self.up_proj, x, product)
         return through(self.down_proj, gated, product)
 
@@ -243,8 +247,16 @@ class Eagle3Network(nn.Module):
 
         The returned states are the input of the next drafted level and of `logits`.
         """
-        cos, sin = self.config.rope.cos_sin(positions, self.config.head_dim)
-        cos_sin = cos[:, None], sin[:, None]
+        return self.states(hidden, tokens, self.cos_sin(positions), attend, product)
+
+    def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the rotations of positions [B, n], float32 [B, n, D] each."""
+        return self.config.rope.cos_sin(positions, self.config.head_dim)
+
+    def states(
+        self, hidden: Tensor, tokens: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend, product: Product
+    ) -> Tensor:
+        """Does `forward` for positions with these rotations."""
         hidden = self.midlayer(self.embed(tokens), hidden, cos_sin, attend, product)
         for layer in self.layers:
             hidden = layer(hidden, cos_sin, attend, product)

@@ -97,6 +97,11 @@ class Rope(Checked):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns x [B, heads, n, D] rotated by cos, sin [B, 1, n, D]; computed in float32."""
+    """Returns x [B, heads, n, D] rotated by cos, sin [B, n, D]; computed in float32."""
     first, second = x.float().chunk(2, dim=-1)
-    return (x.float() * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)
+    return (x.float() * cos[:, None] + torch.cat([-second, first], dim=-1) * sin[:, None]).to(x.dtype)
+
+
+def apply_rotary_pos_emb(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotates queries and keys; it has the name of transformers' function, by which `FusedModules` finds it."""
+    return rotate(q, cos, sin), rotate(k, cos, sin)

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from longgraft.drafters.pruning import UNREAD
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.protocol.proposer import Ask
 from longgraft.protocol.pruning import Level, PruningPolicy, Verdict
@@ -32,14 +33,15 @@ class _DraftedLevel:
     scores: Tensor  # [c] float32, scores of the paths
     beam: Tensor  # [b] indices of the best candidates of this level
     hidden: Tensor  # [1, b, H], the states of the beam's parents
-    ancestors: Tensor  # [b, m] bool over the scratch rows of the levels before
-    log_probs: Tensor  # [r, V] float32, log-probabilities after each of the candidates' r parents
+    visible: Tensor  # [b, m] bool, the scratch rows that each of the beam sees, its own included
+    distribution: Callable[[], Tensor]  # -> [r, V] float32, log-probabilities after each of the candidates' r parents
 
 
 class Eagle3Drafter:
     """Drafts trees of at most 1 + levels levels; rows of drafted tokens are scratch rows in `memory`.
 
-    If regions are fixed, each level is one region, and trees of up to 64 nodes stay on the device.
+    If regions are fixed, each level is one region, or all are if the policy reads none.  Trees of up to 64 nodes
+    then stay on the device.
     """
 
     def __init__(
@@ -71,19 +73,25 @@ class Eagle3Drafter:
 
     def _draft(self, ask: Ask) -> Tree:
         policy = ask.pruning or self.policy
-        levels = [self._region("root", self._first)]
         most = self.levels
         if self.top_k == 1:  # a chain has one node a level
             most = min(most, ask.budget - 1)
+        unread = type(policy) in UNREAD and self.regions.fixed
+        if unread:
+            levels = list(self._region(("levels", most), partial(self._all, most)))
+        else:
+            levels = [self._region("root", self._first)]
         level: Level | None = None
         for index in range(most):
             last = index == most - 1
-            level = Level(index, levels[-1].scores, last, ask.budget, levels[-1].log_probs, level)
+            drafted = levels[index]
+            level = Level(index, drafted.scores, last, ask.budget, drafted.distribution, level)
             verdict = policy(level)
             if last or not verdict.expand:
                 break
             self.clock.ran("draft")
-            levels.append(self._region(index, partial(self._next, levels[-1], index)))
+            if index + 1 == len(levels):
+                levels.append(self._region(index, partial(self._next, drafted, index)))
         stage = index if verdict.stage is None else verdict.stage
         if verdict == Verdict():
             stage = UNPRUNED
@@ -92,46 +100,43 @@ class Eagle3Drafter:
             slots = min(slots, verdict.slots)
         if self.regions.fixed and slots < SIZES[-1]:
             rows = size_of(1 + slots)
-            return self._region(("select", index, slots, stage), lambda: self._on_device(levels, slots, stage, rows))
+            # The selection reads the tensors of the recording that drafted the levels.
+            name = "select", unread, index, slots, stage
+            return self._region(name, lambda: self._on_device(levels, slots, stage, rows))
         return self._on_host(ask.root, levels, slots, stage)
 
     def _region(self, name: Hashable, region: Callable[[], T]) -> T:
         # Drafters of one memory share recordings of the same levels.
         return self.regions((self.memory, self.top_k, self.memory.cache.age, name), region)
 
+    def _all(self, most: int) -> list[_DraftedLevel]:
+        """Drafts all levels in one region, for a policy that reads none of them."""
+        levels = [self._first()]
+        for index in range(most - 1):
+            levels.append(self._next(levels[index], index))
+        return levels
+
     def _first(self) -> _DraftedLevel:
         """Runs the root's own draft step."""
         k = self.top_k
         device = self.device
-        ids, gains, log_probs = self._children(self.memory.start)  # [1, k]
+        ids, gains, distribution = self.memory.first(k)  # [1, k]
         parents = torch.full((k,), -1, device=device)
         hidden = self.memory.start.expand(1, k, -1)
-        ancestors = torch.zeros(k, 0, dtype=torch.bool, device=device)
-        return _DraftedLevel(ids[0], parents, gains[0], torch.arange(k, device=device), hidden, ancestors, log_probs)
+        itself = torch.eye(k, dtype=torch.bool, device=device)
+        return _DraftedLevel(ids[0], parents, gains[0], torch.arange(k, device=device), hidden, itself, distribution)
 
     def _next(self, before: _DraftedLevel, index: int) -> _DraftedLevel:
         """Expands the level `before`; the first expansion has index 0."""
         k = self.top_k
-        itself = torch.eye(k, dtype=torch.bool, device=self.device)
-        visible = torch.cat([before.ancestors, itself], dim=1)  # [b, (index + 1) b]
-        states = self.memory.expand(before.hidden, before.tokens[before.beam], index, visible)
-        ids, gains, log_probs = self._children(states)  # [b, k]
-        scores = (before.scores[before.beam][:, None] + gains).flatten()  # Eq. 5
-        best = scores.topk(min(k, scores.numel())).indices
+        states = self.memory.expand(before.hidden, before.tokens[before.beam], index, before.visible)
+        ids, gains, distribution = self.memory.children(states, k)  # [b, k]
         # Pool index of the level before's first candidate.
         offset = 0 if index == 0 else k + (index - 1) * k * k
-        parents = (offset + before.beam).repeat_interleave(k)
-        above = best // k
-        return _DraftedLevel(ids.flatten(), parents, scores, best, states[:, above], visible[above], log_probs)
-
-    def _children(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the k best next tokens of states [1, b, H].
-
-        They are (target ids [b, k], log-probabilities [b, k] float32, log-probabilities of all tokens [b, V]).
-        """
-        log_probs = self.memory.log_probs(states)
-        gains, ids = log_probs.topk(self.top_k)
-        return self.network.target_ids(ids), gains, log_probs
+        scores, parents, best, above, visible = self.memory.beam(
+            before.scores, before.beam, gains, before.visible, offset
+        )
+        return _DraftedLevel(ids.flatten(), parents, scores, best, states[:, above], visible, distribution)
 
     @staticmethod
     def _best(levels: list[_DraftedLevel], slots: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -120,6 +120,9 @@ class Split:
         return Verdict(kept_nodes(level.budget, self.kept_of_60) - 1)
 
 
+UNREAD = (Dense, Split)  # policies that draft all levels and read the values of none
+
+
 def mass(level: Level, beam: int) -> float:
     """Returns the probability of the beam that the next level would feed; costs one device sync."""
     return float(level.scores.topk(min(beam, level.scores.numel())).values.exp().sum())

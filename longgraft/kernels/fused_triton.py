@@ -15,9 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from longgraft.kernels.activation_triton import activated
+from longgraft.kernels.head_triton import beam as beam
 from longgraft.kernels.layer_triton import gated_product as gated_product
 from longgraft.kernels.layer_triton import product as product
 from longgraft.kernels.rope_write_triton import rope_write as rope_write
+from longgraft.kernels.topk_triton import children as children
 from longgraft.kernels.topk_triton import topk as topk
 from longgraft.kernels.tree_triton import accepted as accepted
 from longgraft.kernels.tree_triton import geometry as geometry

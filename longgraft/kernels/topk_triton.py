@@ -1,4 +1,4 @@
-"""The most probable tokens of logits and their probabilities in Triton, in one launch.
+"""The most probable tokens of logits and their probabilities, or their logarithms, in Triton, in one launch.
 
 A program reads one row and keeps, for each place of a tile, the largest logit and the sum of exponentials.  Then, K
 times, it takes the best token and searches the V / TILE tokens of the same place for the next one.  A row is not split
@@ -32,13 +32,34 @@ def topk(logits: Tensor, k: int, probabilities: bool, tile: int = TILE) -> tuple
     Returns:
         ([n, k] int32, [n, k] float32 or None).
     """
-    rows, vocabulary = logits.shape
+    rows = len(logits)
     ids = logits.new_empty(rows, k, dtype=torch.int32)
     shares = logits.new_empty(rows, k, dtype=torch.float32) if probabilities else None
+    _launch(logits, ids, shares, None, tile)
+    return ids, shares
+
+
+def children(logits: Tensor, k: int, offsets: Tensor, tile: int = TILE) -> tuple[Tensor, Tensor]:
+    """Returns a draft head's k best tokens, as the target's, and their log-probabilities, [n, k] int64 and float32.
+
+    Args:
+        logits: As in `topk`, over the draft vocabulary.
+        k: Number of tokens per row, at most V.
+        offsets: [V] int64, the target's id of each token less its own.
+        tile: As in `topk`.
+    """
+    ids = logits.new_empty(len(logits), k, dtype=torch.int64)
+    gains = logits.new_empty(len(logits), k, dtype=torch.float32)
+    _launch(logits, ids, gains, offsets, tile)
+    return ids, gains
+
+
+def _launch(logits: Tensor, ids: Tensor, shares: Tensor | None, offsets: Tensor | None, tile: int) -> None:
+    rows, vocabulary = logits.shape
+    k = ids.shape[1]
     column = triton.next_power_of_2(triton.cdiv(vocabulary, tile))
     with torch.cuda.device_of(logits):
-        _topk[(rows,)](logits, ids, shares, vocabulary, logits.stride(0), k, tile, column, num_warps=WARPS)
-    return ids, shares
+        _topk[(rows,)](logits, ids, shares, offsets, vocabulary, logits.stride(0), k, tile, column, num_warps=WARPS)
 
 
 @triton.jit
@@ -71,6 +92,7 @@ def _topk(
     LOGITS,
     IDS,
     SHARES,
+    OFFSETS,
     vocabulary,
     logits_row,
     K: tl.constexpr,
@@ -104,10 +126,15 @@ def _topk(
     for found in tl.static_range(K):
         best = tl.max(ranks, 0)
         token = (best & LAST).to(tl.int32) ^ LAST
-        tl.store(IDS + row * K + found, token)
         if SHARES is not None:
             x = _flipped((best >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
-            tl.store(SHARES + row * K + found, tl.div_rn(tl.exp(x - highest), total))
+        if OFFSETS is None:
+            tl.store(IDS + row * K + found, token)
+            if SHARES is not None:
+                tl.store(SHARES + row * K + found, tl.div_rn(tl.exp(x - highest), total))
+        else:
+            tl.store(IDS + row * K + found, token + tl.load(OFFSETS + token))
+            tl.store(SHARES + row * K + found, x - highest - tl.log(total))
         if found + 1 < K:
             tokens = token % TILE + tl.arange(0, COLUMN) * TILE
             inside = tokens < vocabulary

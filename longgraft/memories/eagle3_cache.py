@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from longgraft.attention.layout import DeviceLayout, Layout
+from longgraft.attention.layout import DeviceLayout, Layout, words
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.memories.draft_cache import DraftCache
 from longgraft.memories.head_passes import HeadPasses, HeadRows, Part
@@ -18,9 +20,25 @@ from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache, index_copy
 from longgraft.target_model.fused_modules import FusedModules, Kernels
+from longgraft.target_model.topk import MOST_CHILDREN, children
 from longgraft.target_model.weights import drafter_identity
+from longgraft.trees.beams import beam
 from longgraft.trees.padded import SIZES, size_of
 from longgraft.yarn_drafters.network import Eagle3Network
+
+MOST_LEVELS = 64  # of a draft, as the settings allow
+
+
+class Children(NamedTuple):
+    """The k best next tokens after each of b states."""
+
+    tokens: Tensor  # [b, k] int64, the target's ids
+    gains: Tensor  # [b, k] float32, log-probabilities
+    distribution: Callable[[], Tensor]  # -> [b, D] float32, log-probabilities over the draft vocabulary
+
+
+def _log_probs(logits: Tensor) -> Tensor:
+    return logits.float().log_softmax(-1)
 
 
 class Eagle3Cache(DraftCache):
@@ -60,11 +78,13 @@ class Eagle3Cache(DraftCache):
         weight = network.fc.weight
         self.device = weight.device
         self.passes = passes or HeadPasses(network, self.window, kernels)
+        self._kernels = fused
         self._fused = nullcontext if fused is None else FusedModules(network, fused)
         self._write = index_copy if fused is None else fused.write
         # Inputs of regions, set before each run: `cache.length`, the root, and the newest state.
         self.committed, self.root = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
         self.start = torch.zeros(1, 1, network.config.hidden_size, dtype=weight.dtype, device=weight.device)
+        self._prefix = torch.zeros(1, dtype=torch.int32, device=weight.device)  # `committed`, as a layout reads it
         self._newest: Tensor | None = None
 
     @property
@@ -136,10 +156,54 @@ class Eagle3Cache(DraftCache):
         self.root.fill_(root)
         self.committed.fill_(self.cache.length)
 
-    def log_probs(self, states: Tensor) -> Tensor:
-        """Returns [b, V] float32, log-probabilities of the next token over the draft vocabulary; states: [1, b, H]."""
+    def first(self, k: int) -> Children:
+        """Returns the newest state's k children, and prepares what all levels of this draft read.
+
+        That is the prefix, and the rotations, which depend on a level's depth alone.
+        """
+        if self.regions.fixed:
+            self._prefix.copy_(self.committed)
+            depths = torch.arange(MOST_LEVELS, device=self.device)
+            for table, made in zip(self._rotations(), self.network.cos_sin(self.committed + depths), strict=True):
+                table.copy_(made)
+        return self.children(self.start, k)
+
+    def _rotations(self) -> tuple[Tensor, Tensor]:
+        """Returns a draft's rotations by depth, [MOST_LEVELS, D] each, in a fixed place."""
+
+        def tables() -> tuple[Tensor, Tensor]:
+            cos, sin = torch.zeros(2, MOST_LEVELS, self.network.config.head_dim, device=self.device)
+            return cos, sin
+
+        return self.regions.kept((self, "rotations"), tables)
+
+    def _columns_of(self, m: int, b: int) -> tuple[Tensor, Tensor]:
+        """Returns the numbers of m scratch rows, int64, and their depths if each depth has b rows, int32."""
+
+        def columns() -> tuple[Tensor, Tensor]:
+            at = torch.arange(m, device=self.device)
+            return at, (at // b).int()
+
+        return self.regions.kept((self, "columns", m, b), columns)
+
+    def children(self, states: Tensor, k: int) -> Children:
+        """Returns the k most probable next tokens after each of states [1, b, H], with their log-probabilities."""
         with self._fused() if self.regions.fixed else nullcontext():
-            return self._run(HeadRows(states[0]), Part.OUTPUT)
+            logits = self._run(HeadRows(states[0]), Part.OUTPUT)
+        offsets = self.network.d2t
+        if self._kernels is not None and self._takes(k):
+            return Children(*self._kernels.children(logits, k, offsets), partial(_log_probs, logits))
+        log_probs = _log_probs(logits)
+        return Children(*children(log_probs, k, offsets), lambda: log_probs)
+
+    def beam(self, scores: Tensor, best: Tensor, gains: Tensor, visible: Tensor, offset: int) -> tuple[Tensor, ...]:
+        """Does `trees.beams.beam`, in one launch if regions are fixed."""
+        if self._kernels is not None and self._takes(gains.shape[1]):
+            return self._kernels.beam(scores, best, gains, visible, offset)
+        return beam(scores, best, gains, visible, offset)
+
+    def _takes(self, k: int) -> bool:
+        return self.regions.fixed and k <= MOST_CHILDREN
 
     def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor | None = None) -> Tensor:
         """Returns the states [1, b, H] of b scratch rows that lie `depth` after the committed ones, after m - b others.
@@ -147,26 +211,29 @@ class Eagle3Cache(DraftCache):
         Args:
             hidden: [1, b, H].
             tokens: [b].
-            depth: Depth of the rows.
+            depth: Depth of the rows, the last b of `depths`.
             seen: [b, m] bool, the scratch rows that each sees, including its own.
             depths: [m] int64 of the scratch rows, on the device if regions are fixed, else on the host;
                 None: b rows of each depth.
         """
         b, m = seen.shape
         if self.regions.fixed:
-            at = torch.arange(m, device=self.device)
-            if depths is None:
-                depths = at // b
-            fixed = DeviceLayout.of(self.committed, torch.full((b,), depth, device=self.device), depths, seen)
+            at, levels = self._columns_of(m, b)
+            if depths is not None:
+                levels = depths.int()
+            fixed = DeviceLayout(self._prefix, levels[m - b :], levels, words(seen))
             with self.cache.at(self.committed + at[m - b :], self._write), self._fused():
-                return self._level(hidden, tokens, (self.committed + depth).expand(b), fixed)
+                cos, sin = (table[depth].expand(b, -1) for table in self._rotations())
+                rows = HeadRows(hidden[0], tokens, None, self.cache, fixed, (cos, sin))
+                return self._run(rows, Part.LEVEL)[None]
         if depths is None:
             depths = torch.arange(m) // b
         committed = self.cache.length
         layout = Layout(committed, torch.full((b,), depth), seen, self.device, depths)
         self.cache.length += m - b
         try:
-            return self._level(hidden, tokens, torch.full((b,), committed + depth, device=self.device), layout)
+            positions = torch.full((b,), committed + depth, device=self.device)
+            return self._run(HeadRows(hidden[0], tokens, positions, self.cache, layout), Part.LEVEL)[None]
         finally:
             self.cache.length = committed
 
@@ -175,9 +242,6 @@ class Eagle3Cache(DraftCache):
         if self.regions.fixed:
             return self.passes.forward([rows], part)[0]
         return self.passes.run(rows, part)
-
-    def _level(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
-        return self._run(HeadRows(hidden[0], tokens, positions, self.cache, layout), Part.LEVEL)[None]
 
     def reset(self, capacity: int) -> None:
         super().reset(capacity)

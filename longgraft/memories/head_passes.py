@@ -38,6 +38,7 @@ class HeadRows:
     positions: Tensor | None = None  # [n]
     cache: KVCache | None = None  # keys and values are written after its length, or at its `rows`
     layout: Layout | DeviceLayout | None = None  # what the rows see
+    cos_sin: tuple[Tensor, Tensor] | None = None  # rotations [n, D], if the request is alone; None: of the positions
 
 
 class HeadPasses:
@@ -65,7 +66,7 @@ class HeadPasses:
         self._fixed_backend = fixed_backend(weight.device)
 
     def run(self, rows: HeadRows, part: Part) -> Tensor:
-        """Returns states [n, H], or for OUTPUT log-probabilities [n, V] float32 over the draft vocabulary.
+        """Returns states [n, H], or for OUTPUT logits [n, D] over the draft vocabulary.
 
         Inside `together`, one pass runs for all requests that wait for the same part.
         """
@@ -86,7 +87,7 @@ class HeadPasses:
         counts = [len(share.inputs) for share in rows]
         inputs = _joined([share.inputs for share in rows])
         if part is Part.OUTPUT:
-            return list(self.network.logits(inputs, self.product).float().log_softmax(-1).split(counts))
+            return list(self.network.logits(inputs, self.product).split(counts))
         if part is Part.FUSE:
             return list(self.network.fuse(inputs, self.product).split(counts))
         caches: Any = [share.cache for share in rows]
@@ -103,7 +104,9 @@ class HeadPasses:
             shares = zip(q.split(counts, dim=2), keys, values, layouts, strict=True)
             return torch.cat([self._attention(*share, scale) for share in shares], dim=2)
 
-        states = self.network(inputs[None], _joined(tokens)[None], _joined(positions)[None], attend, self.product)
+        cos, sin = rows[0].cos_sin or self.network.cos_sin(_joined(positions))
+        cos_sin = cos[None], sin[None]
+        states = self.network.states(inputs[None], _joined(tokens)[None], cos_sin, attend, self.product)
         return list(states[0].split(counts))
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,8 +19,7 @@ class Level:
         scores: [c] float32, path log-probabilities of this level's candidates, on the device.
         last: True if no further level is allowed.
         budget: Nodes of the verified tree, root included.
-        log_probs: [r, V] float32 on the device, log-probabilities over the draft vocabulary after each of the
-            candidates' r parents, which have c / r candidates each.
+        distribution: Returns `log_probs`, which are computed when they are read; None: they were not kept.
         before: The level before; None: this is the root's own draft step.
     """
 
@@ -27,15 +27,24 @@ class Level:
     scores: Tensor
     last: bool
     budget: int
-    log_probs: Tensor | None = None
+    distribution: Callable[[], Tensor] | None = None
     before: Level | None = None
+
+    @property
+    def log_probs(self) -> Tensor:
+        """[r, V] float32 on the device: log-probabilities over the draft vocabulary after each of the r parents.
+
+        Each parent has c / r candidates.
+        """
+        assert self.distribution is not None, "this level's log-probabilities were not kept"
+        return self.distribution()
 
     @property
     def entropy(self) -> Tensor:
         """[1] float32 in nats: entropy of the distribution after the best candidate's parent; computed when read."""
-        assert self.log_probs is not None, "this level's log-probabilities were not kept"
-        best = self.scores.argmax(0, keepdim=True) // (len(self.scores) // len(self.log_probs))
-        return torch.special.entr(self.log_probs.index_select(0, best).exp()).sum(-1)
+        log_probs = self.log_probs
+        best = self.scores.argmax(0, keepdim=True) // (len(self.scores) // len(log_probs))
+        return torch.special.entr(log_probs.index_select(0, best).exp()).sum(-1)
 
 
 @dataclass(frozen=True)

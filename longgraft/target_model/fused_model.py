@@ -21,9 +21,10 @@ from longgraft.kernels.module_override import Forward
 from longgraft.runtime.cuda_graphs import Recorder, cuda_graphs
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.attention_interface import PassContext, configs_of, engaged
+from longgraft.target_model.checked_kernels import kernels_for
 from longgraft.target_model.common_form import PROBED, Trial, common_form
 from longgraft.target_model.fused_layers import FusedLayer, covered
-from longgraft.target_model.fused_modules import FusedModules, Kernels, kernels_for
+from longgraft.target_model.fused_modules import FusedModules, Kernels
 from longgraft.target_model.module_forms import cache_name
 
 TIMED_ROWS = (1, 64)  # a plain step, and the largest tree

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from longgraft.target_model.fused_modules import Kernels
 
 MOST_FUSED = 8  # largest K of the kernel, which searches the row's largest logits once for each
+MOST_CHILDREN = 10  # the same for a draft head; 16 have no room in registers
 
 
 class TopK(NamedTuple):
@@ -20,6 +21,15 @@ class TopK(NamedTuple):
 
     ids: Tensor  # [n, K] int32, best first
     probabilities: Tensor | None  # [n, K] float32; None if they are not wanted
+
+
+def children(log_probs: Tensor, k: int, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the k best tokens by a draft head's log-probabilities [n, D]: (target ids [n, k], log-probabilities).
+
+    A token's id in the target's vocabulary is its own plus its offset of [D].
+    """
+    gains, ids = log_probs.topk(k)
+    return ids + offsets[ids], gains
 
 
 def best(logits: Tensor, wants: Wants, kernels: Kernels | None = None) -> TopK:

@@ -131,14 +131,15 @@ class TalonDrafter:
 
     def _first(self, width: int) -> _TreeLayer:
         """The root's own draft step."""
-        scores, ids = self.memory.log_probs(self.memory.start)[0].topk(width)
+        children = self.memory.first(width)
+        ids = children.tokens[0]
         where = self.device
         if not self.regions.fixed:
             where = torch.device("cpu")
         return _TreeLayer(
-            self.network.target_ids(ids),
+            ids,
             torch.zeros_like(ids),
-            scores,
+            children.gains[0],
             self.memory.start.expand(1, width, -1),
             torch.zeros(width, 0, dtype=torch.bool, device=self.device),
             torch.zeros(0, dtype=torch.int64, device=where),
@@ -150,16 +151,15 @@ class TalonDrafter:
         ancestors = torch.cat([before.ancestors, torch.eye(n, dtype=torch.bool, device=self.device)], dim=1)
         depths = torch.cat([before.depths, torch.full((n,), index, device=before.depths.device)])
         states = self.memory.expand(before.hidden, before.tokens, index, ancestors, depths)
-        log_probs = self.memory.log_probs(states)
         # [n, k]: at most `width` per parent.
-        gains, ids = log_probs.topk(min(width, log_probs.shape[1]))
+        ids, gains, _ = self.memory.children(states, min(width, self.network.config.draft_vocab_size))
         paths = (before.scores[:, None] + gains).flatten()
         scores, best = paths.topk(min(width, len(paths)))
         rank = torch.arange(len(best), device=self.device)
         expanded = (scores >= scores[0] + math.log(self.share)) & (rank < self._free)
         parents = best // gains.shape[1]
         return _TreeLayer(
-            self.network.target_ids(ids.flatten()[best]),
+            ids.flatten()[best],
             parents,
             scores.masked_fill(~expanded, -math.inf),
             states[:, parents],

@@ -36,7 +36,8 @@ from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.target_model import common_form, fused_model, fused_modules, pass_geometry
 from longgraft.target_model.model import Target
 from longgraft.target_model.recorded_passes import ROWS, SLOTS
-from longgraft.target_model.topk import best
+from longgraft.target_model.topk import best, children
+from longgraft.trees.beams import beam
 from longgraft.trees.padded import SIZES
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
@@ -131,7 +132,9 @@ CASES = (
         "toy-recorded": Case(
             toy, TOY_HEAD, torch.bfloat16, ("ar", "eagle3", "graft", "graft-x", "retrieval"), recorded=True
         ),
-        "toy-fused": Case(toy, TOY_HEAD, torch.bfloat16, ("ar", "retrieval", "graft-x"), recorded=True, fused=True),
+        "toy-fused": Case(
+            toy, TOY_HEAD, torch.bfloat16, ("ar", "eagle3", "graft", "retrieval", "graft-x"), recorded=True, fused=True
+        ),
     }
     | {
         "toy-served": Case(
@@ -269,6 +272,12 @@ class Fused:
 
     def topk(self, logits: Tensor, k: int, probabilities: bool) -> tuple[Tensor, ...]:
         return self._as("ranked", best, logits, Wants(topk=k, probabilities=probabilities))
+
+    def children(self, logits: Tensor, k: int, offsets: Tensor) -> tuple[Tensor, ...]:
+        return self._as("children", lambda: children(logits.float().log_softmax(-1), k, offsets))
+
+    def beam(self, *given: Any) -> tuple[Tensor, ...]:
+        return self._as("beam", beam, *given)
 
     def _as(self, name: str, torchs: Callable[..., Any], *given: Any) -> tuple[Tensor, ...]:
         """Notes one launch for what torch computes in several."""

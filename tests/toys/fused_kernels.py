@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from longgraft.protocol.observation import Wants
 from longgraft.target_model.module_forms import ACTIVATIONS, NORMS, turned
 from longgraft.target_model.pass_geometry import accepted, geometry
-from longgraft.target_model.topk import best
+from longgraft.target_model.topk import best, children
+from longgraft.trees.beams import beam
 
 
 class Torch:
@@ -35,6 +36,12 @@ class Torch:
 
     geometry = staticmethod(geometry)
     accepted = staticmethod(accepted)
+
+    def children(self, logits, k, offsets):
+        self.called.append(f"{k} children")
+        return children(logits.float().log_softmax(-1), k, offsets)
+
+    beam = staticmethod(beam)
 
     def topk(self, logits, k, probabilities):
         self.called.append(f"top {k}")

@@ -93,8 +93,7 @@ class BlockNetwork(nn.Module):
         return torch.cat([anchors[..., None], masks], dim=-1)
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self.config.rope.cos_sin(positions, self.config.head_dim)
-        return cos[:, None], sin[:, None]
+        return self.config.rope.cos_sin(positions, self.config.head_dim)
 
 
 def usual_layers(target_layers: int, count: int) -> tuple[int, ...]:

@@ -124,7 +124,7 @@ class SharedParts:
         return self.target.model.get_input_embeddings()(tokens).to(like.dtype)
 
     def angles(self, positions: Tensor, size: int) -> Angles:
-        """positions [B, n] int64 -> cos, sin [B, 1, n, d] float32."""
+        """positions [B, n] int64 -> cos, sin [B, n, d] float32."""
         rotary = getattr(self.target.model.get_decoder(), "rotary_emb", None)
         try:
             cos, sin = rotary(torch.empty(0, device=positions.device), positions)  # type: ignore[misc]
@@ -138,7 +138,7 @@ class SharedParts:
                 f"{self.target.name} rotates {cos.shape[-1]} of its heads' {size} dimensions; a "
                 "LongSpec drafter needs all rotated. Use another method."
             )
-        return cos[:, None].float(), sin[:, None].float()
+        return cos.float(), sin.float()
 
 
 def head_dim(target: Target) -> int:
