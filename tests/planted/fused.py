@@ -96,14 +96,14 @@ MUTATIONS = (
     ),
     Mutation(
         "kernels may compute anything",
-        "fused_modules:differences",
+        "checked_kernels:differences",
         "tolerance = max(",
         "tolerance = 1e9 * max(",
         "test_fused.py::test_kernels_that_compute_something_else_are_named",
     ),
     Mutation(
         "kernels are tried on every device",
-        "fused_modules:kernels_for",
+        "checked_kernels:kernels_for",
         'if device.type != "cuda":',
         "if not device.type:",
         "test_fused.py::test_the_reason_against_fusing_without_a_gpu_is_given",
