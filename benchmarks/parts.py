@@ -21,7 +21,7 @@ from longgraft.acceptance.draws_on_gpu import rule_for
 from longgraft.acceptance.rules import DrawThenWalk, Greedy, Sampled
 from longgraft.budget.cost_measurement import key_of
 from longgraft.budget.cost_model import Costs
-from longgraft.engine.pool_size import pool_rows
+from longgraft.engine.pool_size import fitting_rows
 from longgraft.memories.adjacency import WIDTH
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Wants
@@ -102,7 +102,7 @@ def requests(bench: Bench) -> Iterator[Row]:
     rig = bench.rig
     target = rig.target
     for prefix in bench.prefixes:
-        rows = pool_rows(free_bytes(target.device), target.cache_bytes_per_token(), REQUESTS[-1], prefix + BEHIND)
+        rows = fitting_rows(free_bytes(target.device), target.cache_bytes_per_token())
         counts = [count for count in REQUESTS if count * (prefix + BEHIND) <= rows]
         step = rig.requests(max(counts, default=1), prefix)
         spent = bench.race({str(count): partial(step, count) for count in counts})

@@ -7,7 +7,7 @@ import torch
 from toys.models import toy_target
 from toys.sessions import toy_prompt
 
-from longgraft.engine.pool_size import pool_rows, requests_that_fit
+from longgraft.engine.pool_size import fitting_rows, pool_rows, requests_that_fit
 from longgraft.eval.checks.doctor import Footprint, served
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.kv_cache import KVCache
@@ -90,11 +90,12 @@ def test_a_segment_that_grows_takes_its_rows_along():
 def test_a_pool_takes_memory_for_so_many_requests_and_leaves_some_to_recordings():
     gib = 2**30
     eight = 128 * 1024  # bytes of a row of Llama-3.1-8B in bfloat16
-    rows = pool_rows(63 * gib, eight, 64, 131_136)
+    rows = fitting_rows(63 * gib, eight)
     assert 0.7 * 63 * gib < rows * eight < 0.8 * 63 * gib - 2 * gib + eight
     assert requests_that_fit(rows, 4096, 1024, 60) == 73 and requests_that_fit(rows, 32_768, 1024, 60) == 11
-    assert pool_rows(63 * gib, eight, 2, 1024) == 2048  # no more than they can need
-    assert pool_rows(63 * gib, eight, 1, 131_136) == rows // 4 and pool_rows(gib, eight, 8, 4096) == 0
+    assert pool_rows(rows, 64, 131_136) == rows
+    assert pool_rows(rows, 2, 1024) == 2048  # no more than they can need
+    assert pool_rows(rows, 1, 131_136) == rows // 4 and fitting_rows(gib, eight) == 0
 
 
 def test_doctor_tells_how_many_requests_a_gpu_serves_at_once():

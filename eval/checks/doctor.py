@@ -13,7 +13,7 @@ import torch
 
 from longgraft.attention.backends import available
 from longgraft.config.settings import HeadOverrides, Pair
-from longgraft.engine.pool_size import pool_rows, requests_that_fit
+from longgraft.engine.pool_size import fitting_rows, requests_that_fit
 from longgraft.kernels.cpu import DTYPES, packed_bytes
 from longgraft.memories.adjacency import WIDTH
 from longgraft.methods.needs import head_path
@@ -38,7 +38,6 @@ from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 PACKAGES = ("longgraft", "torch", "transformers", "datasets", "numpy", "flash-attn")
 TIGHT = 0.9  # share of the free memory that may be used: an allocator needs the rest between its blocks
 ANSWER = 1024  # tokens of the answers whose requests are counted
-MOST_LANES = 1 << 20  # memory is what bounds them
 GIB = 2**30
 
 
@@ -250,7 +249,7 @@ def served(left: int, shares: dict[str, Footprint], fixed: dict[str, int], conte
         context: Prompt tokens.
     """
     free = left - sum(share.weights for share in shares.values()) - sum(fixed.values())
-    rows = pool_rows(free, shares["target"].per_token, MOST_LANES, 1 << 30)
+    rows = fitting_rows(free, shares["target"].per_token)
     requests = requests_that_fit(rows, context, ANSWER, SIZES[-1])
     return (
         f"served at once: {requests:,} requests of {context:,} tokens and answers of {ANSWER:,} fit, in a pool of "

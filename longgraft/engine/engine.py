@@ -16,7 +16,7 @@ from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.earlier_answers import EarlierAnswers
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
-from longgraft.engine.pool_size import pool_rows, request_rows
+from longgraft.engine.pool_size import fitting_rows, pool_rows, request_rows
 from longgraft.engine.prompt_reader import PromptReader
 from longgraft.engine.request import Request
 from longgraft.prefill.prefixes import CELL, Prefixes, PrefixReader
@@ -121,7 +121,7 @@ class Engine:
         if self.prefixes is not None:
             free -= max(0, self.prefixes.most - self.prefixes.bytes)
         longest = request_rows(min(self.limits.values()), 0, self.budget)
-        return pool_rows(free, self.target.cache_bytes_per_token(), lanes, longest)
+        return pool_rows(fitting_rows(free, self.target.cache_bytes_per_token()), lanes, longest)
 
     @property
     def cell(self) -> int:

@@ -15,19 +15,27 @@ def request_rows(prompt_tokens: int, new_tokens: int, budget: int) -> int:
     return rounded(prompt_tokens + new_tokens + max(budget, SIZES[-1]))
 
 
-def pool_rows(free: float, bytes_per_token: int, lanes: int, longest: int) -> int:
-    """Returns the rows of a pool.
+def fitting_rows(free: float, bytes_per_token: int) -> int:
+    """Returns the rows of a pool that memory alone bounds.
 
     Args:
         free: Free bytes.
         bytes_per_token: Bytes of a row of the target's cache in all layers.
+    """
+    return int(max(0.0, MEMORY_SHARE * free - RECORDINGS) / bytes_per_token)
+
+
+def pool_rows(fitting: int, lanes: int, longest: int) -> int:
+    """Returns the rows of a pool.
+
+    Args:
+        fitting: As `fitting_rows` returns them.
         lanes: Most requests at once.
         longest: Rows of the longest request.
     """
-    fit = max(0.0, MEMORY_SHARE * free - RECORDINGS) / bytes_per_token
     if lanes == 1:
-        fit *= LONE_SHARE
-    return int(min(lanes * longest, fit))
+        fitting = int(LONE_SHARE * fitting)
+    return min(lanes * longest, fitting)
 
 
 def requests_that_fit(rows: int, prompt_tokens: int, new_tokens: int, budget: int) -> int:

@@ -149,10 +149,10 @@ class Scheduler(Generic[Entry]):
     @property
     def filled(self) -> float:
         """The share, from 0 to 1, of the KV cache's possible rows that running requests fill or reserve."""
-        requests = self.requests
         pool = self.engine.lanes[0].pool
         if pool is not None:
             return pool.filled
+        requests = self.requests
         written = sum(request.written for request in requests)
         reserved = sum(request.unwritten for request in requests)
         most = written + max(self._room(), reserved)

@@ -13,7 +13,8 @@ from torch import Tensor
 from longgraft.runtime.cache_layer import CacheLayer
 from longgraft.runtime.kv_cache import KVCache, KVState, rounded, with_room
 
-SCRATCH = 256  # rows at the beginning, which belong to no request; rows of a pass without a request are written there
+# Rows at the beginning, which belong to no request: the largest recorded pass writes rows without a request there.
+SCRATCH = 256
 
 
 class KVPool:

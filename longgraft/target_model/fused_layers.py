@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from longgraft.attention.layout import DeviceLayout
 from longgraft.kernels.head_norms import HeadNorms
 from longgraft.runtime.kv_cache import KVCache
+from longgraft.runtime.kv_pool import SCRATCH
 from longgraft.target_model.attention_interface import RUNNING, running
 from longgraft.target_model.common_form import OF_HEADS, PLAIN, CommonForm, Parts, usual_call
 from longgraft.target_model.fused_modules import Kernels
 from longgraft.target_model.module_forms import DTYPES
 
-MOST_ROWS = 256  # rows of the largest pass of fixed shape; for longer chunks torch's products are better
+MOST_ROWS = SCRATCH  # rows of the largest pass of fixed shape; longer chunks are prompts, which torch multiplies
 
 
 def covered(form: CommonForm) -> bool:

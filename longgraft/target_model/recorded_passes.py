@@ -13,13 +13,14 @@ from longgraft.protocol.observation import Walked, Wants
 from longgraft.runtime.cuda_graphs import Regions
 from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache
+from longgraft.runtime.kv_pool import SCRATCH
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import SHARED, Report
 from longgraft.target_model.static_pass import Slot, StaticPass
 from longgraft.trees.padded import size_of
 from longgraft.trees.tree import ProposalTree
 
-ROWS = (8, 16, 32, 64, 128, 256)  # allowed row counts of a pass of several trees
+ROWS = (8, 16, 32, 64, 128, SCRATCH)  # allowed row counts of a pass of several trees
 SLOTS = (4, 16)  # allowed numbers of trees of such a pass
 
 
@@ -187,7 +188,7 @@ def _groups(slots: Sequence[Slot]) -> Iterator[list[Slot]]:
 
 
 def _own(report: Report, rows: slice, nodes: Tensor, kept: int) -> Report:
-    """Returns copies of a slot's part of a report.
+    """Returns copies of a slot's part of a report; its logits alone are a view, which the next run overwrites.
 
     Args:
         report: The report, with hidden and final rows in the order of the paths.
