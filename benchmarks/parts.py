@@ -114,7 +114,6 @@ def requests(bench: Bench) -> Iterator[Row]:
                 seconds,
                 floors.requests(target, prefix, count),
                 f"{count / seconds:,.0f} tokens/s, {count * spent['1'] / seconds:.2f} times one request",
-                table="requests",
                 prefix=prefix,
                 requests=count,
             )

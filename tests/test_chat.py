@@ -6,6 +6,7 @@ import io
 import os
 import pty
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -104,19 +105,32 @@ class Terminal:
 
     def until(self, text: str) -> None:
         """Reads what is shown up to a text, and forgets it."""
-        end = time.monotonic() + 200
-        while text not in self.shown:
-            assert time.monotonic() < end, self.shown
-            self.shown += os.read(self._ours, 65536).decode(errors="replace")
+        assert self._shows(text, 200.0), self.shown
         self.shown = self.shown.partition(text)[2]
+
+    def interrupt_prompt(self, reply: str) -> None:
+        """Types Ctrl-C until it is answered: readline misses a signal between its prompt and its wait for a key."""
+        self.until("> ")
+        for _ in range(4):
+            self.type("\x03")
+            if self._shows(reply, 20.0):
+                break
+        self.until(reply)
+
+    def _shows(self, text: str, seconds: float) -> bool:
+        """Reads until a text is shown, for at most so long."""
+        end = time.monotonic() + seconds
+        while text not in self.shown and time.monotonic() < end:
+            if select.select([self._ours], [], [], max(0.0, end - time.monotonic()))[0]:
+                self.shown += os.read(self._ours, 65536).decode(errors="replace")
+        return text in self.shown
 
 
 def test_ctrl_c_ends_an_answer_and_ctrl_d_the_chat():
     terminal = Terminal("-n", "7000")
     try:
         terminal.until("Ctrl-D the chat")
-        terminal.type_at_prompt("\x03")
-        terminal.until("longgraft: Ctrl-D ends the chat")
+        terminal.interrupt_prompt("longgraft: Ctrl-D ends the chat")
         terminal.type_at_prompt("import os\n")
         terminal.until("os.path")  # the toy repeats it up to its limit
         terminal.type("\x03")

@@ -128,10 +128,12 @@ def decoded_states(
         return torch.nn.functional.scaled_dot_product_attention(q, keys, values, is_causal=len(held) == 1)
 
     seen = slice(0, slot + 1)
-    state = network(network.fuse(features[:, seen]), tokens[:, 1 : slot + 2], positions[:, seen], attend)[:, -1:]
+    state = network(
+        network.fuse(features[:, seen]), tokens[:, 1 : slot + 2], network.cos_sin(positions[:, seen]), attend
+    )[:, -1:]
     states = [state]
     for k in range(1, STEPS):
-        state = network(state, tokens[:, slot + 1 + k, None], positions[:, slot, None] + k, attend)
+        state = network(state, tokens[:, slot + 1 + k, None], network.cos_sin(positions[:, slot, None] + k), attend)
         states.append(state)
     return states
 
@@ -420,7 +422,10 @@ def test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature(fa
             wanted = layer(x, position_embeddings=(one, 0 * one), position_ids=position)
             wanted = wanted if isinstance(wanted, torch.Tensor) else wanted[0]
             got = network(
-                0.5 * x, position, position, lambda _, q, k, v: v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+                0.5 * x,
+                position,
+                network.cos_sin(position),
+                lambda _, q, k, v: v.repeat_interleave(q.shape[1] // v.shape[1], 1),
             )
         torch.testing.assert_close(got, 0.5 * wanted, atol=2e-3, rtol=2e-2)
 

@@ -241,28 +241,27 @@ class Eagle3Network(nn.Module):
         return through(self.fc, self.input_norm(features), product)
 
     def forward(
-        self, hidden: Tensor, tokens: Tensor, positions: Tensor, attend: Attend, product: Product = linear
+        self,
+        hidden: Tensor,
+        tokens: Tensor,
+        cos_sin: tuple[Tensor, Tensor],
+        attend: Attend,
+        product: Product = linear,
     ) -> Tensor:
-        """hidden [B, n, H] (fused features or own states), tokens and positions [B, n] -> states [B, n, H].
+        """hidden [B, n, H] (fused features or own states), tokens [B, n], their rotations -> states [B, n, H].
 
         The returned states are the input of the next drafted level and of `logits`.
         """
-        return self.states(hidden, tokens, self.cos_sin(positions), attend, product)
-
-    def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the rotations of positions [B, n], float32 [B, n, D] each."""
-        return self.config.rope.cos_sin(positions, self.config.head_dim)
-
-    def states(
-        self, hidden: Tensor, tokens: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend, product: Product
-    ) -> Tensor:
-        """Does `forward` for positions with these rotations."""
         hidden = self.midlayer(self.embed(tokens), hidden, cos_sin, attend, product)
         for layer in self.layers:
             hidden = layer(hidden, cos_sin, attend, product)
         if self.config.norm_output:
             return self.norm(hidden)
         return hidden
+
+    def cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the rotations of positions [B, n], float32 [B, n, D] each."""
+        return self.config.rope.cos_sin(positions, self.config.head_dim)
 
     def logits(self, states: Tensor, product: Product = linear) -> Tensor:
         """[..., H] -> [..., D] over the draft vocabulary."""

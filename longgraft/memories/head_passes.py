@@ -106,7 +106,7 @@ class HeadPasses:
 
         cos, sin = rows[0].cos_sin or self.network.cos_sin(_joined(positions))
         cos_sin = cos[None], sin[None]
-        states = self.network.states(inputs[None], _joined(tokens)[None], cos_sin, attend, self.product)
+        states = self.network(inputs[None], _joined(tokens)[None], cos_sin, attend, self.product)
         return list(states[0].split(counts))
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float) -> Tensor:

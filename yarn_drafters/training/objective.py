@@ -226,7 +226,7 @@ def training_time_test(
     counts = (slots[:, None] > after).sum(0).tolist()  # slots that each step predicts
     for k in range(steps):
         shifted = F.pad(tokens[:, 1 + k :], (0, 1 + k))
-        state = network(state, shifted, positions + k, memory.attend)
+        state = network(state, shifted, network.cos_sin(positions + k), memory.attend)
         count = counts[k]
         states = network.normed(state[rows[:count], slots[:count] - 1 - k])
         step_loss, hits = distilled(states, network.lm_head.weight, shares[:count], choice[:count], loss)
