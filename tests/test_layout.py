@@ -154,6 +154,14 @@ def test_every_folder_of_the_package_is_installed():
     assert found == set(project["packages"])
 
 
+def test_every_file_of_data_is_installed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for path in (ROOT / "longgraft").glob("**/*.*"):
+        if path.suffix in (".toml", ".json", ".html", ".h", ".cpp"):
+            package = ".".join(path.parent.relative_to(ROOT).parts)
+            assert any(map(path.match, project["package-data"][package])), path
+
+
 def test_every_module_of_a_checkout_has_the_path_of_its_name():
     """So editors, type checkers and tests find them without an installation."""
     for module, path in modules():

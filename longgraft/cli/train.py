@@ -281,12 +281,12 @@ def train_regenerate(
 @heads.callback(epilog="Example: longgraft heads")
 def list_heads(context: typer.Context) -> None:
     """List the EAGLE-3 heads that ship, those that are known, and their targets."""
-    from longgraft.models.catalogue import CATALOGUE, shipped, shipped_head
+    from longgraft.models.catalogue import catalogue, shipped, shipped_head
     from longgraft.yarn_drafters.known_heads import KNOWN_HEADS
 
     if context.invoked_subcommand is not None:
         return
-    places = {EMBEDDED: shipped("embedded/drafter")} | {name: shipped_head(name) for name in CATALOGUE}
+    places = {EMBEDDED: shipped("embedded/drafter")} | {name: shipped_head(name) for name in catalogue()}
     rows = [("target", "head", "length in tokens")]
     for name, folder in places.items():
         if folder is not None:

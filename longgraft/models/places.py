@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from longgraft.models.catalogue import CATALOGUE, EMBEDDED, Entry, check_model_name, embedded
+from longgraft.models.catalogue import EMBEDDED, Entry, catalogue, check_model_name, embedded
 from longgraft.models.fetch import get, here
 from longgraft.models.gguf_files import dequantized, described, described_folder, gguf_of
 from longgraft.models.store import sha256_of
@@ -60,7 +60,7 @@ def place_of(model: Any) -> Place:
     if not isinstance(model, (str, Path)):
         return _place_of_loaded(model)
     name = str(model)
-    entry = CATALOGUE.get(name)
+    entry = catalogue().get(name)
     if entry is not None:
         return _place_of_gguf(name, entry.sha256, lambda: get(entry))
     file = gguf_of(name)
@@ -93,7 +93,7 @@ def _place_of_gguf(name: str, sha256: str, gguf: Callable[[], Path]) -> Place:
 
 def not_here(model: str | Path | None) -> Entry | None:
     """Returns a model's entry of the catalogue if more could be known only after a download; else None."""
-    entry = CATALOGUE.get(str(model))
+    entry = catalogue().get(str(model))
     if entry is None or here(entry) or described_folder(entry.sha256).exists():
         return None
     return entry
