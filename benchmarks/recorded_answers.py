@@ -12,10 +12,10 @@ from typing import Annotated, Any, Optional
 import typer
 
 from benchmarks.agents import Edit, conversations
-from longgraft.config.json_lines import read_json_lines
 from longgraft.eval.prompts.buckets import WHOLE, as_it_is, fit, plan
 from longgraft.eval.prompts.suites import Example, load_suite
 from longgraft.eval.replay.recorded_answer import RecordedAnswer
+from longgraft.files.json_lines import read_json_lines
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

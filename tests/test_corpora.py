@@ -18,8 +18,8 @@ from toys.served import asking, characters, text_session
 from toys.sessions import answered, toy_prompt, toy_session
 
 import longgraft
-from longgraft.config.identified_file import save_identified
 from longgraft.corpora import PASSAGE, PASSAGES, VERSION, Corpus, changing, corpus_path, tokens_in
+from longgraft.files.identified_file import save_identified
 from longgraft.memories.continuations import ORDERS
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.methods.assembly import load_needs

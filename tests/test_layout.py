@@ -12,7 +12,7 @@ from toys.sources import MAPPED, ROOT, modules
 
 # From the lowest; a room is named by the longest dotted name that fits, and may use the rooms left of it on its floor.
 FLOORS = [
-    ["runtime", "config"],
+    ["files", "runtime", "config"],
     ["trees", "attention", "corpora"],
     ["acceptance", "kernels", "protocol"],
     ["target_model"],

@@ -142,7 +142,7 @@ def test_misspelt_name_is_refused_with_the_name_that_was_meant(capsys, monkeypat
     [({"LONGGRAFT_CACHE": "/a"}, "/a"), ({"XDG_CACHE_HOME": "/b"}, "/b/longgraft"), ({}, "/c/.cache/longgraft")],
 )
 def test_cache_folder_follows_the_environment(environment, place, monkeypatch):
-    from longgraft.config.cache import cache_folder
+    from longgraft.files.cache import cache_folder
 
     for name, value in {"LONGGRAFT_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/c"}.items():
         monkeypatch.setenv(name, environment.get(name, value))

@@ -56,8 +56,8 @@ def add(
     import numpy as np
     from tqdm import tqdm
 
-    from longgraft.config.identified_file import MODEL
     from longgraft.corpora import Corpus, changing, corpus_path
+    from longgraft.files.identified_file import MODEL
     from longgraft.models.places import place_of
     from longgraft.runtime.fingerprint import vocabulary
     from longgraft.target_model.weights import read_config, read_tokenizer

@@ -14,8 +14,8 @@ import typer
 from longgraft.cli.commands import command
 from longgraft.cli.opening import say
 from longgraft.config.method_roles import ESTIMATED, HEADLESS
-from longgraft.config.new_paths import new_file
 from longgraft.config.options import Checked, option
+from longgraft.files.new_paths import new_file
 
 if TYPE_CHECKING:
     from longgraft.budget.cost_model import Costs

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from longgraft.config.data_files import read_table
-from longgraft.config.new_paths import new_folder
 from longgraft.config.options import size
+from longgraft.files.data_files import read_table
+from longgraft.files.new_paths import new_folder
 
 MOST = 10**15  # tokens: more than exist
 EMBEDDED = "embedded"

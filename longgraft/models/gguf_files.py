@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig
 
-from longgraft.config.file_errors import reason
+from longgraft.files.file_errors import reason
 from longgraft.models.gguf_architectures import ARCHITECTURES
 from longgraft.models.gguf_configurations import configuration_of, read_as_known
 from longgraft.models.gguf_header import (

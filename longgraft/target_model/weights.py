@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from longgraft.config.file_errors import reason
+from longgraft.files.file_errors import reason
 from longgraft.kernels.block_weight import block_weights
 from longgraft.runtime.fingerprint import digest
 from longgraft.runtime.weight_state import parts

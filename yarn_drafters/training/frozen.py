@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from longgraft.config.data_files import read_table
 from longgraft.config.settings import Settings
 from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
+from longgraft.files.data_files import read_table
 from longgraft.models.places import place_of
 from longgraft.models.targets import load_target
 from longgraft.protocol.observation import Wants
