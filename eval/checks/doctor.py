@@ -23,13 +23,13 @@ from longgraft.models.gguf_tensors import TensorTable
 from longgraft.models.places import not_here, place_of
 from longgraft.models.store import ROOM, models_folder
 from longgraft.models.targets import usual_cache_dtype
+from longgraft.models.weights import read_config
 from longgraft.prefill.chunked import chunk_bytes, largest_chunk
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.device_memory import free_bytes, resident
 from longgraft.target_model.cache_size import cache_bytes_per_token
 from longgraft.target_model.model import UNBOUNDED
 from longgraft.target_model.positions import most_positions
-from longgraft.target_model.weights import read_config
 from longgraft.trees.padded import SIZES
 from longgraft.yarn_drafters import files
 from longgraft.yarn_drafters.layouts import TargetShape, head_config, norm_notice, our_name, plain_name

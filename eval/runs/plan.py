@@ -14,9 +14,9 @@ from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Plan
 from longgraft.eval.scores import score
 from longgraft.models.places import place_of
+from longgraft.models.weights import read_config, read_tokenizer
 from longgraft.target_model.model import UNBOUNDED
 from longgraft.target_model.positions import most_positions
-from longgraft.target_model.weights import read_config, read_tokenizer
 
 Suites = Mapping[str, Sequence[Example]]
 

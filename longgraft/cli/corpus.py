@@ -59,8 +59,8 @@ def add(
     from longgraft.corpora import Corpus, changing, corpus_path
     from longgraft.files.identified_file import MODEL
     from longgraft.models.places import place_of
+    from longgraft.models.weights import read_config, read_tokenizer
     from longgraft.runtime.fingerprint import vocabulary
-    from longgraft.target_model.weights import read_config, read_tokenizer
     from longgraft.yarn_drafters.training.chats import ChatEncoder
     from longgraft.yarn_drafters.training.corpus import encode, split_coded
     from longgraft.yarn_drafters.training.documents import read_documents

@@ -154,7 +154,7 @@ def _explain(
 def _encoder(model: str | None) -> Encoder:
     from longgraft.engine.encoder import Encoder
     from longgraft.models.places import place_of
-    from longgraft.target_model.weights import read_tokenizer
+    from longgraft.models.weights import read_tokenizer
 
     place = place_of(model)
     tokenizer = read_tokenizer(place.path, place.name)

@@ -184,8 +184,8 @@ def train_extend(
 ) -> None:
     """Extend a drafter by YaRN: new frequencies, then a short training on long texts."""
     from longgraft.models.places import place_of
+    from longgraft.models.weights import read_config
     from longgraft.target_model.positions import most_positions
-    from longgraft.target_model.weights import read_config
     from longgraft.yarn_drafters.layouts import TargetShape
     from longgraft.yarn_drafters.training.drafter import DrafterTrainer, extension_recipe
 
@@ -316,8 +316,8 @@ def export(
     from longgraft.methods.needs import head_path
     from longgraft.models.catalogue import shipped_head
     from longgraft.models.places import place_of
+    from longgraft.models.weights import read_config
     from longgraft.target_model.positions import most_positions
-    from longgraft.target_model.weights import read_config
     from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_in_bytes, save_speculators
     from longgraft.yarn_drafters.layouts import TargetShape
 

@@ -23,6 +23,7 @@ from longgraft.models.gguf_blocks import NoBlocks, model_in_blocks
 from longgraft.models.gguf_tensors import TensorTable
 from longgraft.models.hub import hub_answers, offline
 from longgraft.models.places import Place
+from longgraft.models.weights import check_finite, read_config, read_model, read_tokenizer
 from longgraft.runtime.byte_rows import BYTES
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.devices import device_of, dtype_of
@@ -30,7 +31,6 @@ from longgraft.target_model.cache_size import attention_layers, head_size
 from longgraft.target_model.fused_model import fused
 from longgraft.target_model.fused_modules import FusedModules
 from longgraft.target_model.model import Target
-from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
 
 ROUNDED = {"bfloat16": torch.bfloat16, "int8": BYTES}  # by values of `--kv-dtype` that round keys and values
 CACHE_DTYPES = {"float32": torch.float32} | ROUNDED  # by all values of `--kv-dtype`

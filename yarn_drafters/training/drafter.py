@@ -17,9 +17,9 @@ from longgraft.engine.end_tokens import end_tokens
 from longgraft.kernels.block_weight import block_weights
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.models.places import place_of
+from longgraft.models.weights import read_tokenizer
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.model import Target
-from longgraft.target_model.weights import read_tokenizer
 from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig

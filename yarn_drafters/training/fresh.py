@@ -12,8 +12,8 @@ from torch import nn
 from longgraft.config.options import checked
 from longgraft.kernels.block_weight import block_weights
 from longgraft.models.places import place_of
+from longgraft.models.weights import read_tokenizer
 from longgraft.target_model.model import Target
-from longgraft.target_model.weights import read_tokenizer
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Size

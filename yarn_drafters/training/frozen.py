@@ -21,12 +21,12 @@ from longgraft.engine.session import Session
 from longgraft.files.data_files import read_table
 from longgraft.models.places import place_of
 from longgraft.models.targets import load_target
+from longgraft.models.weights import read_tokenizer
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
-from longgraft.target_model.weights import read_tokenizer
 from longgraft.trees.tree import ProposalTree
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, split_coded
 from longgraft.yarn_drafters.training.distributed import SINGLE_PROCESS, World, sole_trainer

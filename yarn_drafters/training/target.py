@@ -22,8 +22,8 @@ from torch import Tensor
 
 from longgraft.config.options import Option
 from longgraft.models.places import place_of
+from longgraft.models.weights import read_config, read_model, read_tokenizer
 from longgraft.target_model.model import Target
-from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.training.corpus import (
     EncodedCorpus,
     encode_corpus,

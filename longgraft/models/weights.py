@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-from torch import nn
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -25,13 +24,10 @@ from transformers import (
 from transformers.utils import logging
 
 from longgraft.files.file_errors import reason
-from longgraft.kernels.block_weight import block_weights
-from longgraft.runtime.fingerprint import digest
 from longgraft.runtime.weight_state import parts
 from longgraft.target_model.supported import refuse
 
 BLOCK = 1 << 24  # elements summed at once: numbers of 16 bits are widened to float32 for it
-SAMPLED = 64  # values per tensor in `sample`
 NAMED = 3  # tensors that an error message names
 # Most of each size: several times those of the largest models.  transformers would build any number of layers.
 SIZES = {
@@ -142,30 +138,6 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a tensor's sum in float32, made block by block."""
     return torch.stack([block.sum(dtype=torch.float32) for block in tensor.flatten().split(BLOCK)]).sum()
-
-
-def sample(module: nn.Module) -> list[Any]:
-    """Returns all shapes and a few values of every tensor.
-
-    They tell apart modules that were trained separately; a change to few rows of one tensor may be missed.
-    """
-    blocks = [weight for _, weight in block_weights(module)]
-    shapes = [tuple(weight.shape) for weight in module.parameters()] + [tuple(weight.shape) for weight in blocks]
-    tensors = [t.detach() for whole in module.parameters() for _, t in parts(whole)]
-    tensors += [weight.sample for weight in blocks]
-    values = [t.flatten()[:: max(1, t.numel() // SAMPLED)][:SAMPLED].double() for t in tensors]
-    return [shapes, torch.cat(values).tolist()]
-
-
-def drafter_identity(network: Any, window: int | None) -> dict[str, str]:
-    """Returns all that a drafter's rows depend on besides tokens and target.
-
-    Args:
-        network: The drafter's network.
-        window: Window of its attention; None: none.
-    """
-    config = network.config
-    return {"rope": str(config.rope), "window": str(window or "none"), "weights": digest([config, sample(network)])}
 
 
 def _check_names(model: PreTrainedModel, report: dict[str, Any], name: str) -> None:
