@@ -95,9 +95,9 @@ def build(
     """Write recorded answers in the tokens of a model, whose weights are not needed."""
     from transformers import AutoTokenizer
 
-    from longgraft.models.places import place_of
+    from longgraft.models.files import files_of
 
-    tokenizer = AutoTokenizer.from_pretrained(place_of(model).path)
+    tokenizer = AutoTokenizer.from_pretrained(files_of(model).path)
     found = list(of_other_models(data, tokenizer, [int(length) for length in lengths.split(",")], prompts))
     for path in rows or []:
         found += of_result_rows(path, data, tokenizer, model)

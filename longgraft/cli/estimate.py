@@ -153,12 +153,10 @@ def _explain(
 
 def _encoder(model: str | None) -> Encoder:
     from longgraft.engine.encoder import Encoder
-    from longgraft.models.places import place_of
-    from longgraft.models.weights import read_tokenizer
+    from longgraft.models.files import files_of
 
-    place = place_of(model)
-    tokenizer = read_tokenizer(place.path, place.name)
-    return Encoder(tokenizer, len(tokenizer), place.name)
+    files = files_of(model)
+    return Encoder(files.tokenizer, len(files.tokenizer), files.name)
 
 
 def _recorded(costs: Costs, log: Path) -> Replay:

@@ -44,21 +44,20 @@ _PLACE = (
 )
 
 
-def read_config(path: str, name: str, gguf: str = "") -> PretrainedConfig:
+def read_config(path: str, name: str) -> PretrainedConfig:
     """Returns the configuration of a model; raises ValueError with the reason if the model cannot be decoded.
 
     Args:
         path: Folder or hub id.
         name: The model's name in messages.
-        gguf: A GGUF file in the folder, which takes the place of the other files.
     """
     with _reading(f"Model {name!r}", _PLACE):
-        declared, _ = PretrainedConfig.get_config_dict(path, **_gguf_option(gguf))
+        declared, _ = PretrainedConfig.get_config_dict(path)
         kind = declared.get("model_type")
         if "auto_map" in declared and kind not in CONFIG_MAPPING:
             raise ValueError(f"its type {kind!r} comes with code of its own, which longgraft never runs")
         _check_sizes(declared)
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False, **_gguf_option(gguf))
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     refuse(config, name)
     return config
 
@@ -75,6 +74,11 @@ def _check_sizes(declared: Mapping[str, Any]) -> None:
 
 def read_tokenizer(path: str, name: str, gguf: str = "") -> Any:
     """Returns the model's tokenizer.
+
+    Args:
+        path: Folder or hub id.
+        name: The model's name in messages.
+        gguf: A GGUF file in the folder, which takes the place of the other files.
 
     Raises:
         ValueError: it has no words; transformers makes up such a tokenizer if files are missing.
