@@ -31,9 +31,9 @@ import typer
 import longgraft
 from benchmarks.report import Report, Row
 from longgraft.acceptance.sampling import Sampling
-from longgraft.config.json_lines import read_json_lines
 from longgraft.engine.session import Session, answer
 from longgraft.eval.runs.quiet import OtherLoad
+from longgraft.files.json_lines import read_json_lines
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -23,10 +23,10 @@ import torch
 import typer
 
 import longgraft
-from longgraft.config.json_lines import read_json_lines
 from longgraft.engine.scheduler import Scheduled, Scheduler
 from longgraft.engine.session import Session
 from longgraft.eval.prompts.suites import load_suite
+from longgraft.files.json_lines import read_json_lines
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 PLAIN = "ar"

@@ -40,8 +40,8 @@ from longgraft.completion.retrieval.candidates import FINDERS, CursorContext
 from longgraft.completion.retrieval.gather import choose, gather
 from longgraft.completion.retrieval.similar_windows import COMMON
 from longgraft.completion.snippets import Cursor
-from longgraft.config.json_lines import read_json_lines
 from longgraft.engine.session import Session, answer
+from longgraft.files.json_lines import read_json_lines
 from longgraft.loading import load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -37,7 +37,7 @@ from longgraft.completion.prompt.next_edit import CURRENT, SEPARATOR, UPDATED
 from longgraft.completion.repository.files import repository
 from longgraft.completion.snippets import Cursor, Snippet
 from longgraft.completion.window import Window
-from longgraft.config.json_lines import read_json_lines
+from longgraft.files.json_lines import read_json_lines
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 LINES = 256, 64  # lines that llama.vim sends before and after the cursor

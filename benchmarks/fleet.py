@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import simpy
 
-from longgraft.config.json_lines import read_json_lines
+from longgraft.files.json_lines import read_json_lines
 from longgraft.serve.replicas.prefix_routes import PrefixRoutes
 
 RECORDED = Path(__file__).parents[1] / "docs/results/completion/rows.jsonl.gz"

@@ -12,10 +12,10 @@ from typing import Annotated, Any, Optional
 import typer
 
 from benchmarks.agents import Edit, conversations
-from longgraft.config.json_lines import read_json_lines
 from longgraft.eval.prompts.buckets import WHOLE, as_it_is, fit, plan
 from longgraft.eval.prompts.suites import Example, load_suite
 from longgraft.eval.replay.recorded_answer import RecordedAnswer
+from longgraft.files.json_lines import read_json_lines
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -95,9 +95,9 @@ def build(
     """Write recorded answers in the tokens of a model, whose weights are not needed."""
     from transformers import AutoTokenizer
 
-    from longgraft.models.places import place_of
+    from longgraft.models.files import files_of
 
-    tokenizer = AutoTokenizer.from_pretrained(place_of(model).path)
+    tokenizer = AutoTokenizer.from_pretrained(files_of(model).path)
     found = list(of_other_models(data, tokenizer, [int(length) for length in lengths.split(",")], prompts))
     for path in rows or []:
         found += of_result_rows(path, data, tokenizer, model)

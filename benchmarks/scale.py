@@ -18,8 +18,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.fleet import DISK, SHARED, Agents, Costs, Editors, Fleet, Plan, Storage, Strangers
-from longgraft.config.json_lines import read_json_lines
 from longgraft.eval.reports.panels import legend, pyplot, side_by_side, style_of
+from longgraft.files.json_lines import read_json_lines
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 

@@ -33,10 +33,10 @@ from benchmarks.report import environment
 from longgraft.completion.completer import Completer, Completion
 from longgraft.completion.options import NEXT_EDIT, CompletionOptions
 from longgraft.completion.snippets import Change, Cursor
-from longgraft.config.json_lines import read_json_lines
 from longgraft.config.method_roles import HEADLESS
 from longgraft.engine.session import Session
 from longgraft.eval.reports.panels import places, pyplot, style_of
+from longgraft.files.json_lines import read_json_lines
 from longgraft.loading import load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from longgraft.config.cache import cache_folder
-from longgraft.config.identified_file import MODEL, read_identified, save_identified
+from longgraft.files.cache import cache_folder
+from longgraft.files.identified_file import MODEL, read_identified, save_identified
 
 VERSION = "1"
 SORTED = 32  # tokens by which places are sorted: a match and its continuation together are at most as long

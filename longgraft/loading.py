@@ -1,7 +1,7 @@
 """Makes a session from names, in three steps.
 
-place_of(model)                         models/places.py        a model's name -> its files
-load_target(place, settings)            models/targets.py       files and precision -> the target
+files_of(model)                         models/files.py         a model's name -> its files
+load_target(files, settings)            models/targets.py       files and precision -> the target
 with_method(target, method).session()   methods/assembly.py     target and method -> a session
 """
 
@@ -26,7 +26,7 @@ from longgraft.methods.chosen import check_options_read, chosen_method
 from longgraft.methods.find import Method, find
 from longgraft.methods.needs import AUTO
 from longgraft.models.catalogue import shipped_head
-from longgraft.models.places import place_of
+from longgraft.models.files import files_of
 from longgraft.models.targets import load_target
 
 
@@ -111,9 +111,9 @@ def open_session(
     """Returns a session, and what it was made from; arguments as in `load`."""
     method, chosen = chosen_method(settings)
     check_options_read(method, settings)
-    place = place_of(model)
-    method, notes = _without_slow_head(method, place.name, drafter)
-    loaded = with_method(load_target(place, chosen), drafter, method, chosen)
+    files = files_of(model)
+    method, notes = _without_slow_head(method, files.name, drafter)
+    loaded = with_method(load_target(files, chosen), drafter, method, chosen)
     loaded = replace(loaded, notes=(*loaded.notes, *notes))
     session = loaded.session(chosen)
     if tell:
@@ -143,4 +143,4 @@ def _without_slow_head(method: Method, model: str, drafter: str | Path | None) -
 def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Loaded:
     """Loads a model and all that the method needs on it; sessions are made from it.  Arguments as in `load`."""
     method, settings = chosen_method(settings)
-    return with_method(load_target(place_of(model), settings), drafter, method, settings)
+    return with_method(load_target(files_of(model), settings), drafter, method, settings)

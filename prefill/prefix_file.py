@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longgraft.config.file_errors import reason
-from longgraft.config.identified_file import save_identified
+from longgraft.files.file_errors import reason
+from longgraft.files.identified_file import save_identified
 from longgraft.prefill.prefixes import FINAL, HIDDEN, PROBABILITIES, RANKED, RANKS, Cell, report_names
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.byte_rows import BYTES

@@ -645,9 +645,9 @@ def test_doctor_counts_the_cache_of_layers_that_attend(family, attending, cli, t
 def test_doctor_does_not_count_memory_left_over_from_building_a_model(pair, cli, monkeypatch):
     from longgraft.eval.checks import doctor
 
-    held, place_of = [2**20], doctor.place_of
+    held, files_of = [2**20], doctor.files_of
     monkeypatch.setattr(doctor, "resident", lambda: held[-1])
-    monkeypatch.setattr(doctor, "place_of", lambda *given: held.append(2**40) or place_of(*given))
+    monkeypatch.setattr(doctor, "files_of", lambda *given: held.append(2**40) or files_of(*given))
     assert ", 1.0 of them its programs" in cli("doctor", "--model", pair / "target")[1]
 
 

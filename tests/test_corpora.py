@@ -18,8 +18,8 @@ from toys.served import asking, characters, text_session
 from toys.sessions import answered, toy_prompt, toy_session
 
 import longgraft
-from longgraft.config.identified_file import save_identified
 from longgraft.corpora import PASSAGE, PASSAGES, VERSION, Corpus, changing, corpus_path, tokens_in
+from longgraft.files.identified_file import save_identified
 from longgraft.memories.continuations import ORDERS
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.methods.assembly import load_needs
@@ -162,7 +162,7 @@ def test_an_identity_of_200_000_brackets_is_refused(tmp_path):
 
 def test_files_are_added_kept_listed_and_removed(tmp_path, capsys, monkeypatch):
     from longgraft.methods.needs import embedded
-    from longgraft.target_model.weights import read_tokenizer
+    from longgraft.models.weights import read_tokenizer
 
     (tmp_path / "code").mkdir()
     for name, text in (("a.py", "import numpy"), ("b.md", "# Words"), ("c.bin", "\0")):

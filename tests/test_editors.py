@@ -13,7 +13,7 @@ from toys.completing import completing
 from toys.served import asking
 
 from longgraft.config.options import options
-from longgraft.models.catalogue import CATALOGUE
+from longgraft.models.catalogue import catalogue
 from longgraft.serve.options import Serving
 
 TEXT = (Path(__file__).parents[1] / "docs/editors.md").read_text()
@@ -42,7 +42,7 @@ def test_zeds_settings_lead_to_an_answer():
     chosen = json.loads(settings("Zed", "json"))["edit_predictions"]
     assert chosen["provider"] == "open_ai_compatible_api"
     api = chosen[chosen["provider"]]
-    assert api["model"] in CATALOGUE and f"longgraft serve --model {api['model']} " in TEXT
+    assert api["model"] in catalogue() and f"longgraft serve --model {api['model']} " in TEXT
     assert "sweep-next-edit" in api["model"] and api["prompt_format"] == "infer"  # Zed infers from this name
     prompt = "".join(
         f"<|file_sep|>{path}/a.py\n{text}"

@@ -18,7 +18,7 @@ from toys.gguf_files import toy_entry
 
 import longgraft
 from longgraft.models import fetch
-from longgraft.models.catalogue import CATALOGUE, Wheel
+from longgraft.models.catalogue import Wheel, catalogue
 from longgraft.models.store import ROOM
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
@@ -39,7 +39,7 @@ def asked(monkeypatch) -> list[str]:
 def entry(tmp_path, monkeypatch):
     """A model of the catalogue in two wheels and on no hub; its file is not a real GGUF file."""
     made = toy_entry(tmp_path / "wheels", CONTENT)
-    monkeypatch.setitem(CATALOGUE, "toy", made)
+    monkeypatch.setitem(catalogue(), "toy", made)
     return made
 
 
@@ -190,7 +190,7 @@ def test_installed_parts_are_joined_without_a_download(on_hub, hub, tmp_path, mo
 
 @pytest.mark.slow
 def test_terms_must_be_accepted_by_name_before_the_first_fetch(entry, monkeypatch, capsys, cache):
-    monkeypatch.setitem(CATALOGUE, "toy", entry := replace(entry, licence="gemma", terms="https://example.org/terms"))
+    monkeypatch.setitem(catalogue(), "toy", entry := replace(entry, licence="gemma", terms="https://example.org/terms"))
     for accept in ((), ("--accept", "yes")):
         code, _, err = run(capsys, monkeypatch, "models", "get", "toy", *accept)
         assert (code, err) == (
@@ -279,7 +279,7 @@ def test_the_commands_list_fetch_and_remove(entry, cache, capsys, monkeypatch):
     assert run(capsys, monkeypatch, "models", "get", "toy")[:2] == (0, f"{cache / 'toy.gguf'}\n")
     assert listed().split()[-3] == "yes"
     lines = run(capsys, monkeypatch, "models")[1].splitlines()
-    titles = [line.index(one.title) for line, one in zip(lines[1:], CATALOGUE.values(), strict=True)]
+    titles = [line.index(one.title) for line, one in zip(lines[1:], catalogue().values(), strict=True)]
     assert set(titles) == {lines[0].index("what")}
     (cache / f"{entry.sha256[:32]}-float32").mkdir()
     (cache / entry.sha256[:32]).mkdir()

@@ -8,7 +8,7 @@ import pytest
 from toys.tokenizers import NEWLINE, SPELLINGS, byte_tokenizer, of_family
 
 from longgraft.completion.prompt.encoding import LONGEST, PartEncoder, blocks
-from longgraft.completion.prompt.fim import FAMILIES, fim_of
+from longgraft.completion.prompt.fim import families, fim_of
 from longgraft.completion.prompt.layout import PromptLayout
 from longgraft.completion.snippets import Cursor, Snippet
 
@@ -72,7 +72,7 @@ PROMPTS = {
 
 
 def test_every_family_has_a_prompt_here():
-    assert set(PROMPTS) == {family.name for family in FAMILIES} == set(SPELLINGS)
+    assert set(PROMPTS) == {family.name for family in families()} == set(SPELLINGS)
 
 
 @pytest.mark.parametrize("name", PROMPTS)

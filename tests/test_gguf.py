@@ -18,8 +18,8 @@ import longgraft
 from longgraft.config.settings import Pair
 from longgraft.loading import assemble
 from longgraft.models import gguf_files, gguf_header, gguf_tokenizer
+from longgraft.models.files import files_of
 from longgraft.models.gguf_blocks import FileTensor, TensorTable
-from longgraft.models.places import place_of
 
 IDS = torch.tensor([[1, 40, 50, 60, 70, 41, 90, 33]])
 
@@ -47,7 +47,7 @@ def test_a_file_loads_as_the_model_it_was_written_from_bit_for_bit(tmp_path, tie
     target = load(tmp_path / "toy.gguf").target
     assert torch.equal(target.model(IDS).logits, written(IDS).logits)
     assert target.config.tie_word_embeddings == tied and target.max_positions == 512
-    folder = place_of(str(tmp_path / "toy.gguf")).with_floats()
+    folder = files_of(str(tmp_path / "toy.gguf")).with_floats()
     assert torch.equal(AutoModelForCausalLM.from_pretrained(folder)(IDS).logits, written(IDS).logits)
 
 
@@ -95,9 +95,9 @@ def test_a_file_is_dequantised_once_per_dtype_wherever_it_is(file, tmp_path, cac
 
 
 def test_a_file_that_changed_is_another_model(file):
-    before = place_of(str(file)).path
+    before = files_of(str(file)).path
     write_gguf(file, tied=True)
-    assert place_of(str(file)).path != before
+    assert files_of(str(file)).path != before
 
 
 def test_the_model_is_named_as_it_was_given_and_a_calibration_belongs_to_the_file(file):
@@ -106,12 +106,12 @@ def test_the_model_is_named_as_it_was_given_and_a_calibration_belongs_to_the_fil
 
 
 def test_a_file_can_be_given_by_its_folder_or_by_the_flag(file, tmp_path):
-    place = place_of(str(file)).path
-    assert place_of(file.parent).path == place
+    place = files_of(str(file)).path
+    assert files_of(file.parent).path == place
     write_gguf(tmp_path / "other.gguf", tied=True)
-    assert place_of(Pair(str(file.parent), gguf_file="toy.gguf").model).path == place
+    assert files_of(Pair(str(file.parent), gguf_file="toy.gguf").model).path == place
     with pytest.raises(ValueError, match=r"^.* holds 2 GGUF files: other.gguf, toy.gguf. Give one of them: --mod"):
-        place_of(file.parent)
+        files_of(file.parent)
     with pytest.raises(ValueError, match=r"^--gguf-file was given without --model\."):
         Pair(gguf_file="toy.gguf")
 
@@ -120,10 +120,10 @@ def test_a_file_of_a_hub_repository_is_downloaded(file, monkeypatch):
     asked = []
     monkeypatch.setattr(gguf_files, "hub_answers", lambda: True)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *of: asked.append(of) or str(file))
-    assert place_of(Pair("owner/repo-GGUF", gguf_file="sub/toy.gguf").model).name == "owner/repo-GGUF/sub/toy.gguf"
+    assert files_of(Pair("owner/repo-GGUF", gguf_file="sub/toy.gguf").model).name == "owner/repo-GGUF/sub/toy.gguf"
     assert asked == [("owner/repo-GGUF", "sub/toy.gguf")]
     with pytest.raises(ValueError, match=r"^Model 'owner/repo-GGUF' is a repository of GGUF files. Give one: --gguf-f"):
-        place_of("owner/repo-GGUF")
+        files_of("owner/repo-GGUF")
 
 
 def cut(path: Path, size: int) -> None:
@@ -250,28 +250,28 @@ def test_a_special_token_beyond_the_vocabulary_is_left_out_with_a_note(tmp_path,
 
 @pytest.mark.parametrize("name", ["sha256-4c27e0f5b5adf02ac956c7322bd2ee7636fe3f45a8512c9aba5385242cb6e09a", "toy.bin"])
 def test_a_file_is_known_by_its_content_whatever_its_name(name, file, tmp_path):
-    place = place_of(file).path
+    place = files_of(file).path
     (tmp_path / "blobs").mkdir()
     blob = file.rename(tmp_path / "blobs" / name)
-    assert place_of(blob).path == place and place_of(blob.parent).path == place
-    assert place_of(Pair(str(blob.parent), gguf_file=name).model).path == place
+    assert files_of(blob).path == place and files_of(blob.parent).path == place
+    assert files_of(Pair(str(blob.parent), gguf_file=name).model).path == place
     assert load(blob).generate("the", max_new_tokens=4).token_ids
 
 
 def test_a_name_of_a_file_may_be_in_capitals(file, tmp_path):
     with pytest.raises(ValueError, match=r"GGUF file .* does not exist"):
-        place_of(tmp_path / "NONE.GGUF")
-    place = place_of(file).path
+        files_of(tmp_path / "NONE.GGUF")
+    place = files_of(file).path
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "notes.txt").write_text("none")
-    assert place_of(file.rename(folder / "TOY.GGUF").parent).path == place
+    assert files_of(file.rename(folder / "TOY.GGUF").parent).path == place
 
 
 @pytest.mark.parametrize("name", ["owner/Toy-GGUF", "owner/toy-gguf"])
 def test_a_repository_of_files_is_refused_with_the_ways_to_name_one(name):
     with pytest.raises(ValueError, match=f"--gguf-file FILE, or --model {name}/FILE"):
-        place_of(name)
+        files_of(name)
 
 
 def test_a_file_whose_embedding_alone_is_in_blocks_counts_as_floats():
@@ -285,7 +285,7 @@ def test_a_file_whose_embedding_alone_is_in_blocks_counts_as_floats():
 def test_a_file_of_another_format_is_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"{}")
     with pytest.raises(ValueError, match=r"^Model '.*model.safetensors' is a file, and not a GGUF file\. Give a"):
-        place_of(tmp_path / "model.safetensors")
+        files_of(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -293,7 +293,7 @@ def test_a_file_is_refused(what, tmp_path, cache):
     make, said = REFUSED[what]
     make(tmp_path / "toy.gguf")
     with pytest.raises(ValueError, match=f"^{said}") as error:
-        place_of(tmp_path / "toy.gguf").with_floats()
+        files_of(tmp_path / "toy.gguf").with_floats()
     assert str(error.value).count("\n") <= 1
     assert not list(cache.glob("*-*")) and not (cache / "partial").exists()
 

@@ -12,10 +12,10 @@ from gguf import GGMLQuantizationType, GGUFValueType
 from toys.gguf_files import write_gguf, write_vocabulary
 from toys.tokenizers import BYTES
 
+from longgraft.models.files import files_of
 from longgraft.models.gguf_header import open_gguf
 from longgraft.models.gguf_reader import MOST_ELEMENTS
 from longgraft.models.gguf_types import FOREIGN
-from longgraft.models.places import place_of
 
 F32 = GGMLQuantizationType.F32
 ALIGNMENT = 32
@@ -190,7 +190,7 @@ def test_a_file_of_llama_cpps_earlier_formats_is_refused_by_its_format(magic, ol
     with pytest.raises(
         ValueError, match=f"^.*{name} is a {old} file, a format of 2023 that .* Download the model as GGUF"
     ):
-        place_of(tmp_path / name)
+        files_of(tmp_path / name)
 
 
 @pytest.mark.parametrize("key", ["embedding_length", "attention.head_count", "attention.head_count_kv"])
@@ -198,7 +198,7 @@ def test_a_file_with_a_size_of_0_is_refused_by_the_size(key, tmp_path, monkeypat
     monkeypatch.setenv("LONGGRAFT_CACHE", str(tmp_path / "cache"))
     write_gguf(tmp_path / "toy.gguf", **{f"llama__{key.replace('.', '__')}": 0})
     with pytest.raises(ValueError, match=rf"^GGUF file .* is cut or damaged \(llama.{key} is 0\). Download"):
-        place_of(tmp_path / "toy.gguf")
+        files_of(tmp_path / "toy.gguf")
 
 
 def test_a_file_without_tensors_is_refused_as_weights(tmp_path, monkeypatch):
@@ -207,7 +207,7 @@ def test_a_file_without_tensors_is_refused_as_weights(tmp_path, monkeypatch):
         tmp_path / "toy.gguf", [*BYTES, "ab"], tokenizer__ggml__model="gpt2", tokenizer__ggml__merges=["a b"]
     )
     with pytest.raises(ValueError, match=r"^GGUF file .* holds no tensor: it describes a model, or .* without the w"):
-        place_of(tmp_path / "toy.gguf").with_floats()
+        files_of(tmp_path / "toy.gguf").with_floats()
 
 
 @pytest.mark.parametrize(
@@ -222,5 +222,5 @@ def test_metadata_of_a_wrong_kind_is_refused_in_one_sentence(entry, value, said,
     monkeypatch.setenv("LONGGRAFT_CACHE", str(tmp_path / "cache"))
     write_gguf(tmp_path / "toy.gguf", **{entry: value})
     with pytest.raises(ValueError, match=said) as error:
-        place_of(tmp_path / "toy.gguf").with_floats()
+        files_of(tmp_path / "toy.gguf").with_floats()
     assert str(error.value).startswith(("GGUF file", "Model", "The tokenizer")), error.value

@@ -10,8 +10,8 @@ from toys.gguf_files import write_vocabulary
 from toys.tokenizers import BYTES
 from transformers import AutoTokenizer
 
+from longgraft.models.files import files_of
 from longgraft.models.gguf_splits import SPLITS
-from longgraft.models.places import place_of
 
 # Merges that run over the borders at which the rules split.
 MERGES = ["Ċ Ċ", "1 2", "12 3", "123 4", "a B", "Ġ Ġ", "' s", "Ġ x", ". ĊĊ"]
@@ -27,7 +27,7 @@ def cache(tmp_path, monkeypatch):
 def read(path, **entries):
     """Returns the tokenizer of a byte-level GGUF file with this metadata, as it is kept."""
     write_vocabulary(path, TOKENS, **{"tokenizer__ggml__model": "gpt2", "tokenizer__ggml__merges": MERGES} | entries)
-    return AutoTokenizer.from_pretrained(place_of(path).path)
+    return AutoTokenizer.from_pretrained(files_of(path).path)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_sentencepiece_puts_a_space_before_a_text_unless_the_file_forbids_it(arc
         tokenizer__ggml__add_space_prefix=prefix,
         tokenizer__ggml__pre="made-up",
     )  # not asked for
-    tokenizer = AutoTokenizer.from_pretrained(place_of(tmp_path / "toy.gguf").path)
+    tokenizer = AutoTokenizer.from_pretrained(files_of(tmp_path / "toy.gguf").path)
     ids = tokenizer("the the").input_ids
     assert ids[0] == 1 and tokenizer.convert_ids_to_tokens(ids[1:]) == pieces
     assert tokenizer.decode(ids, skip_special_tokens=True) == "the the"
@@ -138,10 +138,10 @@ def test_sentencepiece_puts_a_space_before_a_text_unless_the_file_forbids_it(arc
 
 def test_folders_that_an_older_version_made_of_a_file_are_made_again(tmp_path):
     read(tmp_path / "toy.gguf", tokenizer__ggml__pre="smollm")
-    current = Path(place_of(tmp_path / "toy.gguf").path)
+    current = Path(files_of(tmp_path / "toy.gguf").path)
     old = [current.with_name(current.name.split(".")[0] + end) for end in ("", "-float32")]
     for path in old:
         current.rename(path)
         path.joinpath("tokenizer.json").write_text("{}")  # another rule's
-        assert AutoTokenizer.from_pretrained(place_of(tmp_path / "toy.gguf").path).tokenize("1234") == list("1234")
+        assert AutoTokenizer.from_pretrained(files_of(tmp_path / "toy.gguf").path).tokenize("1234") == list("1234")
         assert not path.exists()

@@ -9,10 +9,10 @@ import pytest
 
 from longgraft.cli.prompts import PromptOptions
 from longgraft.completion.repository.gitignore import spec_of
-from longgraft.config.data_files import parse_json, read_text
-from longgraft.config.json_lines import json_lines, read_json_lines
 from longgraft.eval.prompts.sources import read_rows
 from longgraft.eval.prompts.suites import read_prompts, suite_name
+from longgraft.files.data_files import parse_json, read_text
+from longgraft.files.json_lines import json_lines, read_json_lines
 from longgraft.yarn_drafters.training import packages
 from longgraft.yarn_drafters.training.documents import read_documents
 from longgraft.yarn_drafters.training.regenerate import texts_of

@@ -12,7 +12,7 @@ from toys.sources import MAPPED, ROOT, modules
 
 # From the lowest; a room is named by the longest dotted name that fits, and may use the rooms left of it on its floor.
 FLOORS = [
-    ["runtime", "config"],
+    ["files", "runtime", "config"],
     ["trees", "attention", "corpora"],
     ["acceptance", "kernels", "protocol"],
     ["target_model"],
@@ -152,6 +152,14 @@ def test_every_folder_of_the_package_is_installed():
         if not module.startswith("benchmarks")
     }
     assert found == set(project["packages"])
+
+
+def test_every_file_of_data_is_installed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for path in (ROOT / "longgraft").glob("**/*.*"):
+        if path.suffix in (".toml", ".json", ".html", ".h", ".cpp"):
+            package = ".".join(path.parent.relative_to(ROOT).parts)
+            assert any(map(path.match, project["package-data"][package])), path
 
 
 def test_every_module_of_a_checkout_has_the_path_of_its_name():

@@ -19,7 +19,7 @@ from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.sweep import sweep
 from longgraft.loading import assemble
 from longgraft.models import fetch, gguf_files
-from longgraft.models.catalogue import CATALOGUE
+from longgraft.models.catalogue import catalogue
 from longgraft.models.targets import usual_cache_dtype
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
@@ -42,7 +42,7 @@ def model(tmp_path, monkeypatch, cache):
     """Puts a model of the catalogue into the cache, and returns the one that it was written from."""
     written = write_gguf(tmp_path / "toy.gguf")
     monkeypatch.setitem(
-        CATALOGUE,
+        catalogue(),
         "toy",
         replace(toy_entry(tmp_path / "wheels", (tmp_path / "toy.gguf").read_bytes()), head=str(tmp_path / "head")),
     )
@@ -56,7 +56,7 @@ def test_load_sweep_server_and_doctor_accept_a_name(model, tmp_path, monkeypatch
     assert torch.equal(session.target.model(IDS).logits, model(IDS).logits) and session.target.name == "toy"
     monkeypatch.setattr(gguf_files, "_write_floats", lambda *_: pytest.fail("dequantised again"))
     monkeypatch.setattr(fetch, "_fetch", lambda *_: pytest.fail("fetched again"))
-    (fetch.cached(CATALOGUE["toy"])).unlink()  # its dequantised weights are enough
+    (fetch.cached(catalogue()["toy"])).unlink()  # its dequantised weights are enough
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "the end " * 40, "continuation": "the end " * 8}))
     swept = SweepConfig(
         (str(tmp_path / "rows.jsonl"),),
@@ -77,11 +77,11 @@ def test_load_sweep_server_and_doctor_accept_a_name(model, tmp_path, monkeypatch
 def test_doctor_says_before_a_download_whether_a_model_fits(model, cache, monkeypatch, capsys):
     monkeypatch.setattr(fetch, "_fetch", lambda *_: pytest.fail("fetched"))
     (cache / "toy.gguf").unlink()
-    monkeypatch.setitem(CATALOGUE, "toy", replace(CATALOGUE["toy"], cache=2**20))
+    monkeypatch.setitem(catalogue(), "toy", replace(catalogue()["toy"], cache=2**20))
     code, out, _ = run(capsys, monkeypatch, "doctor", "--model", "toy", "--context", 64)
     assert code == 0 and "not on this machine: 0 MB would be downloaded from the package index" in out
     assert "memory for 64 tokens: 64." in out and out.rstrip().endswith("GiB free: fits")
-    monkeypatch.setitem(CATALOGUE, "toy", replace(CATALOGUE["toy"], size=2**60))
+    monkeypatch.setitem(catalogue(), "toy", replace(catalogue()["toy"], size=2**60))
     code, out, _ = run(capsys, monkeypatch, "doctor", "--model", "toy", "--context", 64)
     assert code == 1 and "GiB free: does not fit\n" in out and "not even its weights do" in out
 
@@ -142,7 +142,7 @@ def test_misspelt_name_is_refused_with_the_name_that_was_meant(capsys, monkeypat
     [({"LONGGRAFT_CACHE": "/a"}, "/a"), ({"XDG_CACHE_HOME": "/b"}, "/b/longgraft"), ({}, "/c/.cache/longgraft")],
 )
 def test_cache_folder_follows_the_environment(environment, place, monkeypatch):
-    from longgraft.config.cache import cache_folder
+    from longgraft.files.cache import cache_folder
 
     for name, value in {"LONGGRAFT_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/c"}.items():
         monkeypatch.setenv(name, environment.get(name, value))

@@ -18,7 +18,7 @@ from longgraft.completion.changes import before_last_change, changes_of
 from longgraft.completion.prompt.next_edit import current_window
 from longgraft.completion.snippets import Cursor
 from longgraft.completion.window import Edit, RewriteEnding, Window
-from longgraft.models.catalogue import CATALOGUE
+from longgraft.models.catalogue import catalogue
 
 BEFORE = """from shapes import area
 
@@ -420,7 +420,7 @@ def answering(says: str, ended: str = "eos"):
 @pytest.mark.parametrize("name", ["sweep-next-edit-0.5b", "sweep-next-edit-1.5b"])
 def test_sweeps_models_load_from_files_of_their_form_and_suggest_edits(repo, name, tmp_path, monkeypatch):
     monkeypatch.setenv("LONGGRAFT_CACHE", str(tmp_path / "cache"))
-    entry = CATALOGUE[name]
+    entry = catalogue()[name]
     assert entry.hub.startswith("sweepai/") and not entry.wheels and entry.licence == "Apache-2.0"
     file = tmp_path / "cache" / "models" / f"{name}.gguf"
     write_gguf(
@@ -433,7 +433,9 @@ def test_sweeps_models_load_from_files_of_their_form_and_suggest_edits(repo, nam
         tokenizer__ggml__bos_token_id=None,
     )
     monkeypatch.setitem(
-        CATALOGUE, name, replace(entry, sha256=hashlib.sha256(file.read_bytes()).hexdigest(), size=file.stat().st_size)
+        catalogue(),
+        name,
+        replace(entry, sha256=hashlib.sha256(file.read_bytes()).hexdigest(), size=file.stat().st_size),
     )
     session = longgraft.load(name, None, tell=False, method="pld")
     found = suggested(repo, REWRITTEN, session)

@@ -15,7 +15,7 @@ from typer.main import get_command
 
 import longgraft
 from longgraft.cli.root import app
-from longgraft.models.catalogue import CATALOGUE
+from longgraft.models.catalogue import catalogue
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -47,7 +47,7 @@ def test_first_commands_install_what_their_model_needs_and_their_options_are_val
     assert shlex.split(install)[-1] == ".[gguf,serve]"
     code, out, err = run(capsys, monkeypatch, *shlex.split(generate)[1:], "--dry-run")
     model = re.search(r'^model = "(.*)"', out, re.MULTILINE)[1]
-    assert (code, err) == (0, "") and f"{CATALOGUE[model].megabytes} MB" in README
+    assert (code, err) == (0, "") and f"{catalogue()[model].megabytes} MB" in README
     words = shlex.split(serve)
     get_command(app).commands[words[1]].make_context(words[1], words[2:])  # raises the command line's errors
     assert model in words

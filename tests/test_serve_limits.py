@@ -18,10 +18,10 @@ from transformers import PreTrainedTokenizerFast
 
 from longgraft.completion.prompt.layout import PromptLayout
 from longgraft.completion.snippets import Cursor
-from longgraft.config.data_files import MOST_NESTED, MOST_PARTS, json_problem, parse_sendable
 from longgraft.engine import text_length
 from longgraft.engine.session import Session
 from longgraft.engine.text_length import least_tokens
+from longgraft.files.data_files import MOST_NESTED, MOST_PARTS, json_problem, parse_sendable
 from longgraft.serve.special_tokens import mark_for
 
 MIB = 2**20

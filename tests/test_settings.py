@@ -10,8 +10,6 @@ import pytest
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.sampling_defaults import SamplingDefaults
-from longgraft.config.data_files import read_table
-from longgraft.config.file_errors import reason
 from longgraft.config.option_files import describe
 from longgraft.config.options import Checked, Option, made, option, options, size
 from longgraft.config.settings import (
@@ -26,6 +24,8 @@ from longgraft.config.settings import (
     StopSettings,
 )
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
+from longgraft.files.data_files import read_table
+from longgraft.files.file_errors import reason
 from longgraft.methods.find import find
 from longgraft.methods.registry.graft import GraftChoices
 

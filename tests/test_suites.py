@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from toys.served import characters
 
-from longgraft.config.data_files import read_recording
 from longgraft.eval.prompts.suites import SUITES, Example, load_suite
+from longgraft.files.data_files import read_recording
 
 ROWS = Path(__file__).parents[2] / "shared" / "data"
 

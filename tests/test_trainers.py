@@ -19,7 +19,7 @@ from toys.training import BLOCKS, DRAFTER, LONGSPEC, MEDUSA, counting
 
 from longgraft.config.settings import Settings
 from longgraft.kernels.block_weight import block_weights
-from longgraft.models.places import place_of
+from longgraft.models.files import files_of
 from longgraft.models.targets import load_target
 from longgraft.protocol.observation import Wants
 from longgraft.target_model.model import Target
@@ -140,7 +140,7 @@ def test_a_gguf_target_is_trained_on_as_it_is_decoded(kernels, tmp_path, monkeyp
         features=str(tmp_path / "features"),
     )
     DrafterTrainer.train(recipe, tmp_path / "toy.gguf", [tmp_path / "rows.jsonl"], [], tmp_path / "out")
-    target = load_target(place_of(tmp_path / "toy.gguf"), Settings()).target
+    target = load_target(files_of(tmp_path / "toy.gguf"), Settings()).target
     blocks = dict(block_weights(target.layers[3]))
     started = DrafterTrainer.fresh(recipe, target, counting()).midlayer.self_attn.q_proj.weight
     assert torch.equal(started[:, -32:], blocks["self_attn.q_proj.weight"][:])
@@ -160,7 +160,7 @@ def test_a_gguf_target_is_trained_on_as_it_is_decoded(kernels, tmp_path, monkeyp
 
 def test_a_gguf_targets_features_are_those_of_its_own_code_also_after_a_jump(kernels, tmp_path):
     write_gguf(tmp_path / "toy.gguf", kind="Q8_0")
-    target = load_target(place_of(tmp_path / "toy.gguf"), Settings()).target
+    target = load_target(files_of(tmp_path / "toy.gguf"), Settings()).target
     ids = torch.tensor([toy_prompt(32), toy_prompt(32, seed=1)])
     for positions in (torch.arange(32)[None], torch.arange(32)[None] + 100 * (torch.arange(32) > 15)):
         with torch.no_grad():

@@ -9,7 +9,7 @@ import pytest
 from toys.tokenizers import byte_tokenizer, sentencepiece
 
 from longgraft.cli.prompts import messages
-from longgraft.config.chat_messages import chat_message
+from longgraft.engine.chat_messages import chat_message
 from longgraft.engine.encoder import Encoder
 from longgraft.eval.prompts.suites import load_suite
 from longgraft.yarn_drafters.training.chats import ChatEncoder

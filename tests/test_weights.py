@@ -245,8 +245,8 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_its_cache_read(monkeypatch
         asked.append(constants.HF_HUB_OFFLINE)
         raise ValueError("not in the cache")
 
-    monkeypatch.setattr("longgraft.models.targets.hub_answers", lambda: asked.append("hub"))
-    monkeypatch.setattr("longgraft.models.targets.read_config", read)
+    monkeypatch.setattr("longgraft.models.files.hub_answers", lambda: asked.append("hub"))
+    monkeypatch.setattr("longgraft.models.files.read_config", read)
     with pytest.raises(ValueError, match="not in the cache"):
         longgraft.load("somebody/something", None, tell=False)
     assert asked == ["hub", True] and not constants.HF_HUB_OFFLINE

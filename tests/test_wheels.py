@@ -13,7 +13,7 @@ from toys.fetching import CLOSED, isolated, left, requirements_asked
 from toys.gguf_files import toy_entry, write_wheel
 
 from longgraft.models import fetch, wheels
-from longgraft.models.catalogue import CATALOGUE, entry_of
+from longgraft.models.catalogue import catalogue, entry_of
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 HALF = len(CONTENT) // 2  # bytes of each of two parts
@@ -155,7 +155,7 @@ def test_a_failed_fetch_is_one_sentence_and_leaves_nothing_wrong(failure, entry,
 
 
 def test_the_parts_of_every_model_add_up_to_its_file():
-    for entry in CATALOGUE.values():
+    for entry in catalogue().values():
         assert not entry.wheels or sum(wheel.size for wheel in entry.wheels) == entry.size
     last = entry_of("qwen2.5-coder-1.5b").wheels[-1]
     assert (last.requirement, last.file, last.size) == (

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longgraft.config.data_files import read_table
-from longgraft.config.file_errors import reason_of
+from longgraft.files.data_files import read_table
+from longgraft.files.file_errors import reason_of
 from longgraft.yarn_drafters.byte_weights import in_floats
 
 WEIGHTS = "pytorch_model.bin"

@@ -7,7 +7,7 @@ export TOKENIZERS_PARALLELISM=true LONGGRAFT_CACHE=$work/cache
 model=${MODEL:-qwen2.5-coder-0.5b} lengths=${LENGTHS:-4k,16k,31k} dtype=${DTYPE:-bfloat16}
 methods=${METHODS:-ar,graft-x,graft-x-text,suffix,graft,eagle3}
 assemble "$model"
-longgraft 80 generate --model "$model" --dtype "$dtype" --chat --prompt-file "$root/longgraft/config/new_paths.py" \
+longgraft 80 generate --model "$model" --dtype "$dtype" --chat --prompt-file "$root/longgraft/files/new_paths.py" \
     --prompt 'Replace the ValueError with an OSError.' --max-new-tokens "${NEW:-400}" --compare || true
 longgraft 90 verify --model "$model" --method graft-x --drafter "$model" --dtype "$dtype" \
     --prompts "$data/repobench-p.jsonl" || true

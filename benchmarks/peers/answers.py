@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.data_files import checked_object
-from longgraft.config.json_lines import read_json_lines
+from longgraft.files.data_files import checked_object
+from longgraft.files.json_lines import read_json_lines
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import platform
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -18,9 +18,8 @@ from longgraft.kernels.cpu import DTYPES, packed_bytes
 from longgraft.memories.adjacency import WIDTH
 from longgraft.methods.needs import head_path
 from longgraft.models.catalogue import Entry
+from longgraft.models.files import files_of, not_here
 from longgraft.models.gguf_header import check_packages
-from longgraft.models.gguf_tensors import TensorTable
-from longgraft.models.places import not_here, place_of
 from longgraft.models.store import ROOM, models_folder
 from longgraft.models.targets import usual_cache_dtype
 from longgraft.prefill.chunked import chunk_bytes, largest_chunk
@@ -29,7 +28,6 @@ from longgraft.runtime.device_memory import free_bytes, resident
 from longgraft.target_model.cache_size import cache_bytes_per_token
 from longgraft.target_model.model import UNBOUNDED
 from longgraft.target_model.positions import most_positions
-from longgraft.target_model.weights import read_config
 from longgraft.trees.padded import SIZES
 from longgraft.yarn_drafters import files
 from longgraft.yarn_drafters.layouts import TargetShape, head_config, norm_notice, our_name, plain_name
@@ -100,9 +98,9 @@ def examine(
     if entry is not None:
         check_packages(entry.name)
         return before_download(entry, context, device, programs)
-    place = place_of(pair.model)
-    name = place.name
-    config = cast(Any, read_config(place.path, place.name))
+    of_model = files_of(pair.model)
+    name = of_model.name
+    config = of_model.config
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16
     text = config.get_text_config(decoder=True)
@@ -113,12 +111,11 @@ def examine(
         f"target {name}: {text.model_type}, {shape.layers} layers, hidden {shape.hidden:,}, vocabulary "
         f"{shape.vocab:,}, {positions:,} positions, {str(dtype)[6:]} on {device}",
     ]
-    in_blocks = place.gguf and weights in ("auto", "gguf") and device.type == "cpu" and dtype in DTYPES
+    table = of_model.table
+    multiplies_blocks = weights in ("auto", "gguf") and device.type == "cpu" and dtype in DTYPES
     blocks = None
-    if in_blocks:
-        table = TensorTable.read(Path(place.path))
-        if table.in_blocks:
-            blocks = table.packed_bytes
+    if table is not None and table.in_blocks and multiplies_blocks:
+        blocks = table.packed_bytes
     usual = usual_cache_dtype(config, dtype, blocks is not None or weights == "int8")
     target, packed = _target(config, dtype, weights == "int8", cache or usual or dtype, blocks)
     shares = {"target": target}

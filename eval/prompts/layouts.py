@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from longgraft.config.chat_messages import chat_message
+from longgraft.engine.chat_messages import chat_message
 from longgraft.eval.prompts.catalogue import Suite
 from longgraft.eval.prompts.sources import Row, text_of
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from longgraft.config.data_files import whole
 from longgraft.eval.prompts.sources import PlacedRow, Row, identity_of, read_rows, stem_of, text_of
+from longgraft.files.data_files import whole
 
 Recordings = dict[str, dict[str, str]]  # row id -> source (`true` or a model) -> text
 

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from longgraft.config.data_files import GZIP_ERRORS, checked_object, opener, parse_json, read_text
-from longgraft.config.json_lines import read_json_lines
 from longgraft.eval.prompts.catalogue import SUITES, WHOLE_SUITES, Suite
+from longgraft.files.data_files import GZIP_ERRORS, checked_object, opener, parse_json, read_text
+from longgraft.files.json_lines import read_json_lines
 from longgraft.models.hub import hub_answers, offline
 
 Row = dict[str, Any]

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from longgraft.config.data_files import parse_object, read_text
 from longgraft.eval.prompts.catalogue import SUITES, WHOLE_SUITES, Suite
 from longgraft.eval.prompts.example import Example, turn_id
 from longgraft.eval.prompts.layouts import Parts, edit_columns, is_choice, parts_of
@@ -23,6 +22,7 @@ from longgraft.eval.prompts.sources import (
     stem_of,
     text_of,
 )
+from longgraft.files.data_files import parse_object, read_text
 
 __all__ = ["SUITES", "Example", "load_suite"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.data_files import GZIP_ERRORS, opener, parse_json
 from longgraft.eval.replay.agent_sessions import AgentSessions
 from longgraft.eval.replay.logged_text import Messages, message_of, messages_of, response_text, text_of
+from longgraft.files.data_files import GZIP_ERRORS, opener, parse_json
 
 FORMS = (
     "pairs of prompt and answer, chats (messages), requests with their responses (OpenAI, Anthropic), and sessions of "

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.new_paths import new_file
 from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.reports.groups import decodings, grouped
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.plan import Reader
 from longgraft.eval.runs.rows import Row
+from longgraft.files.new_paths import new_file
 
 
 def recordings(rows: Sequence[Row], tokenizer: Any, model: str) -> list[dict[str, str]]:

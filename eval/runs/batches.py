@@ -10,8 +10,8 @@ from typing import NamedTuple
 from pydantic import FiniteFloat as Number
 from pydantic import NonNegativeInt as Whole
 
-from longgraft.config.data_files import parse_object
 from longgraft.eval.runs.rows import as_json, record
+from longgraft.files.data_files import parse_object
 
 BATCHES = "concurrency.jsonl"
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longgraft.config.data_files import read_table
 from longgraft.config.method_roles import COMPARED, PLAIN
 from longgraft.config.options import Checked, like, made, option
 from longgraft.config.settings import POSITIONS, Budget, Pair, SamplingSettings, Settings, StopSettings
 from longgraft.eval.runs.variants import COLD, Variant
+from longgraft.files.data_files import read_table
 
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling

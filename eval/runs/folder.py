@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.data_files import read_table
 from longgraft.eval.runs.batches import Batch, read_batches
 from longgraft.eval.runs.rows import Result, read_rows
 from longgraft.eval.runs.variants import COLD
+from longgraft.files.data_files import read_table
 
 CONFIG: Mapping[str, type | tuple[type, ...]] = {
     "max_new_tokens": int,

@@ -13,10 +13,9 @@ from longgraft.eval.prompts.suites import Example, load_suite, suite_name
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Plan
 from longgraft.eval.scores import score
-from longgraft.models.places import place_of
+from longgraft.models.files import files_of
 from longgraft.target_model.model import UNBOUNDED
 from longgraft.target_model.positions import most_positions
-from longgraft.target_model.weights import read_config, read_tokenizer
 
 Suites = Mapping[str, Sequence[Example]]
 
@@ -32,10 +31,9 @@ class Reader:
     @classmethod
     def open(cls, model: str | None) -> Reader:
         """Opens a hub id or folder, None for the embedded model; raises ValueError if it cannot be read or decoded."""
-        place = place_of(model)
-        config = read_config(place.path, place.name)
-        tokenizer = read_tokenizer(place.path, place.name)
-        return cls(place.name, tokenizer, most_positions(config) or UNBOUNDED)
+        files = files_of(model)
+        config = files.config
+        return cls(files.name, files.tokenizer, most_positions(config) or UNBOUNDED)
 
     @classmethod
     def of(cls, session: Session) -> Reader:

@@ -18,9 +18,9 @@ from pydantic import NonNegativeInt as Whole
 from pydantic import TypeAdapter, ValidationError
 
 from longgraft.comparison.levels import Check
-from longgraft.config.data_files import parse_object
 from longgraft.config.options import in_words
-from longgraft.config.sole_writer import sole_writer
+from longgraft.files.data_files import parse_object
+from longgraft.files.sole_writer import sole_writer
 
 ROWS = "per_prompt.jsonl"
 COMPRESSED = f"{ROWS}.gz"  # written by `gzip -9n`

@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.data_files import read_table
 from longgraft.eval.prompts.buckets import Fitted
 from longgraft.eval.runs.batches import BatchKey, read_batches, write_batches
 from longgraft.eval.runs.bench import Bench
@@ -26,6 +25,7 @@ from longgraft.eval.runs.ray_workers import actors
 from longgraft.eval.runs.resume import check_prompts, check_same, save_config
 from longgraft.eval.runs.rows import Result, RowLog, done, rows_file, sole_sweep
 from longgraft.eval.runs.workers import Crew, Processes, spread
+from longgraft.files.data_files import read_table
 
 TRIED = (512, 2048)  # prompt tokens from which the time of a sweep is estimated
 TRIED_ANSWER = 16  # tokens that are decoded after them

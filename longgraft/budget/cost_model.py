@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from longgraft.config.data_files import read_table
-from longgraft.config.new_paths import new_file
+from longgraft.files.data_files import read_table
+from longgraft.files.new_paths import new_file
 
 Grid = Mapping[int, Mapping[int, float]]
 """prefix tokens -> rows -> seconds"""

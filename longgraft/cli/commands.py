@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from longgraft.config.data_files import read_table
 from longgraft.config.options import Option, named, options
 from longgraft.config.settings import Machine, Pair, Settings
+from longgraft.files.data_files import read_table
 
 Run = Callable[..., Any]
 Values = Mapping[str, Any]

@@ -56,25 +56,23 @@ def add(
     import numpy as np
     from tqdm import tqdm
 
-    from longgraft.config.identified_file import MODEL
     from longgraft.corpora import Corpus, changing, corpus_path
-    from longgraft.models.places import place_of
+    from longgraft.files.identified_file import MODEL
+    from longgraft.models.files import files_of
     from longgraft.runtime.fingerprint import vocabulary
-    from longgraft.target_model.weights import read_config, read_tokenizer
     from longgraft.yarn_drafters.training.chats import ChatEncoder
     from longgraft.yarn_drafters.training.corpus import encode, split_coded
     from longgraft.yarn_drafters.training.documents import read_documents
 
     path = corpus_path(name)
-    place = place_of(model)
-    tokenizer = read_tokenizer(place.path, place.name)
-    identity = {"tokenizer": vocabulary(tokenizer), MODEL: place.name}
+    target = files_of(model)
+    identity = {"tokenizer": vocabulary(target.tokenizer), MODEL: target.name}
     chosen = _chosen(files, tuple(filter(None, (endings or "").split(","))))
     documents = read_documents(chosen)
-    chats = ChatEncoder(tokenizer)
+    chats = ChatEncoder(target.tokenizer)
     tokens, _ = split_coded(encode(tqdm(documents, "encoding", unit=" documents", disable=None), chats).tokens)
     # Some tokenizers have added tokens that their model never predicts.
-    tokens = tokens[tokens < read_config(place.path, place.name).get_text_config(decoder=True).vocab_size]
+    tokens = tokens[tokens < target.config.get_text_config(decoder=True).vocab_size]
     if not len(tokens):
         which = " with these endings" if endings else ""
         advice = chats.left_out or "Give other files."

@@ -10,9 +10,9 @@ import typer
 
 from longgraft.cli.commands import command
 from longgraft.config.method_roles import DEFAULT, HEADLESS
-from longgraft.config.new_paths import new_file
 from longgraft.config.options import Checked, like, option
 from longgraft.config.settings import POSITIONS, Pair, Settings
+from longgraft.files.new_paths import new_file
 
 if TYPE_CHECKING:
     from longgraft.budget.cost_model import Costs

@@ -14,8 +14,8 @@ import typer
 from longgraft.cli.commands import command
 from longgraft.cli.opening import say
 from longgraft.config.method_roles import ESTIMATED, HEADLESS
-from longgraft.config.new_paths import new_file
 from longgraft.config.options import Checked, option
+from longgraft.files.new_paths import new_file
 
 if TYPE_CHECKING:
     from longgraft.budget.cost_model import Costs
@@ -153,12 +153,10 @@ def _explain(
 
 def _encoder(model: str | None) -> Encoder:
     from longgraft.engine.encoder import Encoder
-    from longgraft.models.places import place_of
-    from longgraft.target_model.weights import read_tokenizer
+    from longgraft.models.files import files_of
 
-    place = place_of(model)
-    tokenizer = read_tokenizer(place.path, place.name)
-    return Encoder(tokenizer, len(tokenizer), place.name)
+    files = files_of(model)
+    return Encoder(files.tokenizer, len(files.tokenizer), files.name)
 
 
 def _recorded(costs: Costs, log: Path) -> Replay:

@@ -12,9 +12,9 @@ import typer
 from longgraft.cli.commands import command
 from longgraft.cli.opening import open_session, say_loading
 from longgraft.config.method_roles import DEFAULT, DENSE, HEADLESS
-from longgraft.config.new_paths import new_file
 from longgraft.config.options import Checked, like, option
 from longgraft.config.settings import POSITIONS, Pair, SamplingSettings, Settings, StopSettings
+from longgraft.files.new_paths import new_file
 
 if TYPE_CHECKING:
     from longgraft.methods.method import Method

@@ -16,11 +16,11 @@ from longgraft.cli.answer_report import print_report
 from longgraft.cli.commands import command
 from longgraft.cli.opening import open_session, say, say_loading, told_reading
 from longgraft.cli.prompts import STDIN, GivenPrompt, PromptOptions
-from longgraft.config.data_files import read_recording
-from longgraft.config.new_paths import new_file
 from longgraft.config.option_files import describe
 from longgraft.config.options import Checked, option
 from longgraft.config.settings import LogitSettings, Machine, Pair, SamplingSettings, Settings, StopSettings
+from longgraft.files.data_files import read_recording
+from longgraft.files.new_paths import new_file
 
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling

@@ -13,11 +13,11 @@ import typer
 
 from longgraft.cli.commands import command
 from longgraft.config.method_roles import PLAIN
-from longgraft.config.new_paths import new_folder
 from longgraft.config.option_files import describe
 from longgraft.config.options import Checked, option
 from longgraft.config.settings import Pair
 from longgraft.eval.runs.config import SHORT, Diagnosis, SweepConfig
+from longgraft.files.new_paths import new_folder
 
 measuring = typer.Typer()
 

@@ -18,17 +18,17 @@ Name = Annotated[str, typer.Argument(help="A name that `longgraft models` lists.
 @models.callback(epilog="Example: longgraft models; then longgraft generate --model smollm2 --chat --prompt Hello")
 def list_models(context: typer.Context) -> None:
     """List the models that --model accepts by name, fetch one, or remove one."""
-    from longgraft.models.catalogue import CATALOGUE, shipped_head
+    from longgraft.models.catalogue import catalogue, shipped_head
     from longgraft.models.fetch import here
 
     if context.invoked_subcommand is not None:
         return
-    wide = max(map(len, CATALOGUE)) + 2
+    wide = max(map(len, catalogue())) + 2
     print(
         f"{'name':<{wide}}{'parameters':>10}{'positions':>11}{'MB':>7}{'GB 8K':>7}{'32K':>6}  "
         f"{'licence':<12}{'head':<7}{'here':<6}what it is"
     )
-    for name, entry in CATALOGUE.items():
+    for name, entry in catalogue().items():
         head = "ships" if shipped_head(name) else "none"
         fetched = "yes" if here(entry) else "no"
         short = _gigabytes(entry, 8192)

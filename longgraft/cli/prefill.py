@@ -13,8 +13,8 @@ from longgraft.cli.commands import command
 from longgraft.cli.generate import encode
 from longgraft.cli.opening import open_session, say_loading
 from longgraft.cli.prompts import PromptOptions
-from longgraft.config.new_paths import new_file
 from longgraft.config.settings import Pair, Settings
+from longgraft.files.new_paths import new_file
 
 prefilling = typer.Typer()
 

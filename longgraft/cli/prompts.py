@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from longgraft.config.chat_messages import chat_message
-from longgraft.config.data_files import GZIP_ERRORS, opener, parse_json
-from longgraft.config.file_errors import reason
-from longgraft.config.json_lines import json_lines
 from longgraft.config.options import Checked, option
+from longgraft.engine.chat_messages import chat_message
+from longgraft.files.data_files import GZIP_ERRORS, opener, parse_json
+from longgraft.files.file_errors import reason
+from longgraft.files.json_lines import json_lines
 
 STDIN = "-"
 SHOWN = 100  # characters of a file's name that messages show

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from longgraft.config.data_files import read_table
-from longgraft.config.new_paths import new_folder
 from longgraft.config.options import size
+from longgraft.files.data_files import read_table
+from longgraft.files.new_paths import new_folder
 
 MOST = 10**15  # tokens: more than exist
 EMBEDDED = "embedded"
@@ -183,9 +183,8 @@ def train_extend(
     dtype: Dtype = None,
 ) -> None:
     """Extend a drafter by YaRN: new frequencies, then a short training on long texts."""
-    from longgraft.models.places import place_of
+    from longgraft.models.files import files_of
     from longgraft.target_model.positions import most_positions
-    from longgraft.target_model.weights import read_config
     from longgraft.yarn_drafters.layouts import TargetShape
     from longgraft.yarn_drafters.training.drafter import DrafterTrainer, extension_recipe
 
@@ -193,8 +192,8 @@ def train_extend(
     kind = _dtype(dtype, device)
     length = _number(to)
     assert length is not None
-    target = place_of(model)
-    config = read_config(target.path, target.name)
+    target = files_of(model)
+    config = target.config
     shape = TargetShape.of(config)
     longest = most_positions(config)
     extension = extension_recipe(
@@ -281,12 +280,12 @@ def train_regenerate(
 @heads.callback(epilog="Example: longgraft heads")
 def list_heads(context: typer.Context) -> None:
     """List the EAGLE-3 heads that ship, those that are known, and their targets."""
-    from longgraft.models.catalogue import CATALOGUE, shipped, shipped_head
+    from longgraft.models.catalogue import catalogue, shipped, shipped_head
     from longgraft.yarn_drafters.known_heads import KNOWN_HEADS
 
     if context.invoked_subcommand is not None:
         return
-    places = {EMBEDDED: shipped("embedded/drafter")} | {name: shipped_head(name) for name in CATALOGUE}
+    places = {EMBEDDED: shipped("embedded/drafter")} | {name: shipped_head(name) for name in catalogue()}
     rows = [("target", "head", "length in tokens")]
     for name, folder in places.items():
         if folder is not None:
@@ -315,9 +314,8 @@ def export(
     """Write a head in another public layout."""
     from longgraft.methods.needs import head_path
     from longgraft.models.catalogue import shipped_head
-    from longgraft.models.places import place_of
+    from longgraft.models.files import files_of
     from longgraft.target_model.positions import most_positions
-    from longgraft.target_model.weights import read_config
     from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_in_bytes, save_speculators
     from longgraft.yarn_drafters.layouts import TargetShape
 
@@ -327,13 +325,13 @@ def export(
     new_folder(out)
     if model is None and shipped_head(drafter) is not None:
         model = drafter  # the head's own target
-    target = place_of(model)
+    target = files_of(model)
     path = head_path(drafter, target.name)
     if path is None:
         raise ValueError(
             f"No head of {target.name} is known. Give its folder or hub id; `longgraft heads` lists those known."
         )
-    config = read_config(target.path, target.name)
+    config = target.config
     network = load_head(path, TargetShape.of(config), dtype=None)
     if layout == "speculators":
         save_speculators(

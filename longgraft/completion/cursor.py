@@ -8,7 +8,7 @@ from pathlib import Path
 
 from longgraft.completion.repository.secret_files import check_open
 from longgraft.completion.snippets import LINE_END, Cursor
-from longgraft.config.data_files import whole
+from longgraft.files.data_files import whole
 
 # Largest file of a cursor: it is read in a second, and no person wrote a larger one.
 MOST_BYTES = 16 * 2**20

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from longgraft.config.data_files import read_text
 from longgraft.config.method_roles import DEFAULT
 from longgraft.config.options import Checked, like, option, options
+from longgraft.files.data_files import read_text
 
 POSITIONS = 2**24  # tokens; larger than any model's context
 Budget = Literal["paper"] | int | None

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from longgraft.config.chat_messages import chat_message
+from longgraft.engine.chat_messages import chat_message
 from longgraft.engine.text_length import least_tokens
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]] | torch.Tensor

@@ -15,7 +15,6 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.acceptance.shaping import Shaping, TokenLogprob
 from longgraft.config.known_names import check_names
-from longgraft.config.new_paths import new_file
 from longgraft.corpora import Corpus, existing_corpus, open_corpus
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.encoder import Encoder, Prompt, stop_strings
@@ -28,6 +27,7 @@ from longgraft.engine.prefix_files import needed, pin, read
 from longgraft.engine.request import Request
 from longgraft.engine.stats import Stats
 from longgraft.engine.step import FinishReason, Step
+from longgraft.files.new_paths import new_file
 from longgraft.prefill.prefix_file import save
 from longgraft.runtime.fingerprint import vocabulary
 from longgraft.target_model.model import Target

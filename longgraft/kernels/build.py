@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.cache import cache_folder
+from longgraft.files.cache import cache_folder
 
 KERNELS = Path(__file__).with_name("cpu_kernels.cpp")
 SOURCES = (KERNELS, KERNELS.parents[1] / "memories" / "continuations.cpp")

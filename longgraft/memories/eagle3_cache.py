@@ -21,7 +21,7 @@ from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache, index_copy
 from longgraft.target_model.fused_modules import FusedModules, Kernels
 from longgraft.target_model.topk import MOST_CHILDREN, children
-from longgraft.target_model.weights import drafter_identity
+from longgraft.target_model.weight_identity import drafter_identity
 from longgraft.trees.beams import beam
 from longgraft.trees.padded import SIZES, size_of
 from longgraft.yarn_drafters.network import Eagle3Network

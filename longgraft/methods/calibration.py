@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longgraft.config.cache import cache_folder
-from longgraft.config.file_errors import reason
-from longgraft.config.identified_file import read_identified, save_identified
 from longgraft.config.settings import Drafting
 from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
+from longgraft.files.cache import cache_folder
+from longgraft.files.file_errors import reason
+from longgraft.files.identified_file import read_identified, save_identified
 from longgraft.memories.adjacency import UNSEEN, WIDTH
 from longgraft.models.catalogue import EMBEDDED, embedded
 from longgraft.runtime.fingerprint import digest, vocabulary

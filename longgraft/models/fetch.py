@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from longgraft.config.file_errors import reason
+from longgraft.files.file_errors import reason
 from longgraft.models.catalogue import Entry
 from longgraft.models.hub import cached_by_client, download, hub_answers
 from longgraft.models.store import check_room, hashed, locked, making, models_folder, sha256_of

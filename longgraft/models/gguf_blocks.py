@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from longgraft.kernels.block_weight import put_weight
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.kernels.expert_weights import StackedWeight
 from longgraft.kernels.mapped_memory import MappedMemory
 from longgraft.kernels.packed_weight import BLOCK_TYPES, JoinedWeight, PackedWeight, ReorderedWeight, Zeros
+from longgraft.models.files import Files
 from longgraft.models.gguf_architecture import JOINED, LATENTS, PARTS, Processor
 from longgraft.models.gguf_names import BOTH, parameters_of, processor_of
 from longgraft.models.gguf_tensors import FileRows, FileTensor, TensorTable, floats_of
@@ -36,16 +37,11 @@ class NoBlocks(ValueError):
     """The model cannot be decoded in its file's blocks; the message is the reason, in one clause."""
 
 
-def model_in_blocks(
-    file: Path, folder: Path, name: str, config: PretrainedConfig, dtype: torch.dtype, kernels: CpuKernels
-) -> PreTrainedModel:
+def model_in_blocks(files: Files, dtype: torch.dtype, kernels: CpuKernels) -> PreTrainedModel:
     """Makes the model of a GGUF file, on the CPU and in eval mode.
 
     Args:
-        file: The GGUF file, which stays open, because embeddings are read from it.
-        folder: The folder that describes it (`gguf_files.described`).
-        name: Name of the model in messages.
-        config: Configuration of the model.
+        files: Files with a GGUF file, which stays open, because embeddings are read from it.
         dtype: Dtype of activations, norms and biases, and of matrices that are not in blocks.
         kernels: Pack the blocks.
 
@@ -55,14 +51,16 @@ def model_in_blocks(
     """
     from accelerate import init_empty_weights
 
+    config = files.config
+    table = files.table
+    assert files.gguf is not None and table is not None
     with init_empty_weights(include_buffers=False):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    table = TensorTable.read(folder)
     processor = processor_of(table.architecture, config)
     names = parameters_of(model, table, processor)
-    filler = _Filler(file, model, dtype, kernels, processor)
+    filler = _Filler(files.gguf(), model, dtype, kernels, processor)
     if table.packed_bytes > FULL * free_bytes(torch.device("cpu")):
-        filler.zeros = _on_disk(table, folder.parent, name).zeros
+        filler.zeros = _on_disk(table, Path(files.path).parent, files.name).zeros
     for tensor in table.tensors:
         parameter = names.get(tensor.name)
         if parameter:
@@ -78,9 +76,9 @@ def model_in_blocks(
     missing = sorted(key for key, parameter in model.named_parameters() if parameter.is_meta)
     if missing:
         raise ValueError(
-            f"{name}: the weights lack {', '.join(missing[:3])}.\nThe file is not whole: download it again."
+            f"{files.name}: the weights lack {', '.join(missing[:3])}.\nThe file is not whole: download it again."
         )
-    model.generation_config = GenerationConfig.from_pretrained(folder)
+    model.generation_config = files.generation
     return model.eval()
 
 

@@ -11,7 +11,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from longgraft.config.file_errors import reason
+from longgraft.files.file_errors import reason
 from longgraft.models.gguf_architectures import ARCHITECTURES
 from longgraft.models.gguf_guard import check_whole
 from longgraft.models.gguf_header import ORIGINAL, restore_rope

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig
 
-from longgraft.config.file_errors import reason
+from longgraft.files.file_errors import reason
 from longgraft.models.gguf_architectures import ARCHITECTURES
 from longgraft.models.gguf_configurations import configuration_of, read_as_known
 from longgraft.models.gguf_header import (
@@ -35,8 +35,8 @@ from longgraft.models.gguf_tensors import TENSORS, TensorTable
 from longgraft.models.gguf_tokenizer import end_ids, gguf_tokenizer
 from longgraft.models.hub import hub_answers, offline
 from longgraft.models.store import making, models_folder
+from longgraft.models.weights import read_config, read_model
 from longgraft.runtime.devices import device_of
-from longgraft.target_model.weights import read_config, read_model
 
 NAMED = 6  # files that an error message names
 ROOM = 50_000_000  # most bytes of a description

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from longgraft.config.file_errors import reason_of
+from longgraft.files.file_errors import reason_of
 from longgraft.models.gguf_types import ForeignType
 
 MAGIC = b"GGUF"

@@ -10,7 +10,7 @@ from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
 from longgraft.models.gguf_header import ORIGINAL, metadata_of
 from longgraft.models.gguf_splits import BEGINNING, SPLITS, WHOLE_PIECES
-from longgraft.target_model.weights import read_tokenizer
+from longgraft.models.weights import read_tokenizer
 
 END_KEYS = ("eos", "eot", "eom")  # metadata keys: end of an answer, of a turn, of a message
 # Tokens that end an answer in any vocabulary that has them, by llama.cpp's rule (`special_eog_ids` in

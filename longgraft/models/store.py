@@ -19,8 +19,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from longgraft.config.cache import cache_folder
-from longgraft.config.file_errors import reason
+from longgraft.files.cache import cache_folder
+from longgraft.files.file_errors import reason
 from longgraft.runtime.fingerprint import digest
 
 ROOM = 1.05  # free bytes that are required per byte that will be written

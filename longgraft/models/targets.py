@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +17,9 @@ from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels, packed_bytes
 from longgraft.kernels.expert_weights import StackedWeight
 from longgraft.kernels.integers import rounded
 from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight
+from longgraft.models.files import Files
 from longgraft.models.gguf_blocks import NoBlocks, model_in_blocks
-from longgraft.models.gguf_tensors import TensorTable
-from longgraft.models.hub import hub_answers, offline
-from longgraft.models.places import Place
+from longgraft.models.weights import check_finite
 from longgraft.runtime.byte_rows import BYTES
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.devices import device_of, dtype_of
@@ -30,7 +27,6 @@ from longgraft.target_model.cache_size import attention_layers, head_size
 from longgraft.target_model.fused_model import fused
 from longgraft.target_model.fused_modules import FusedModules
 from longgraft.target_model.model import Target
-from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
 
 ROUNDED = {"bfloat16": torch.bfloat16, "int8": BYTES}  # by values of `--kv-dtype` that round keys and values
 CACHE_DTYPES = {"float32": torch.float32} | ROUNDED  # by all values of `--kv-dtype`
@@ -47,19 +43,19 @@ class LoadedTarget:
     notes: tuple[str, ...] = ()
 
 
-def load_target(place: Place, settings: Settings) -> LoadedTarget:
+def load_target(files: Files, settings: Settings) -> LoadedTarget:
     """Loads a target with its kernels and with the weights that the settings ask for.
 
     Raises:
         ValueError: model, tokenizer and settings do not fit each other, or something is damaged.
         ImportError: the model is GGUF and the packages of the extra `gguf` are missing.
     """
-    if place.loaded is not None:
-        model, tokenizer = place.loaded
-        target, notes = _target_of_loaded(model, place.name, settings)
+    if files.loaded is not None:
+        model, tokenizer = files.loaded
+        target, notes = _target_of_loaded(model, files.name, settings)
         return LoadedTarget(target, tokenizer, notes)
-    model, tokenizer, notes = _read(place, settings)
-    target, why_slow = _target(model, place.name, settings)
+    model, tokenizer, notes = _read(files, settings)
+    target, why_slow = _target(model, files.name, settings)
     # Added tokens are not counted: some models ship a few that they never predict.
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ValueError(
@@ -69,20 +65,18 @@ def load_target(place: Place, settings: Settings) -> LoadedTarget:
     return LoadedTarget(target, tokenizer, (*notes, *why_slow))
 
 
-def _read(place: Place, settings: Settings) -> tuple[PreTrainedModel, Any, tuple[str, ...]]:
+def _read(files: Files, settings: Settings) -> tuple[PreTrainedModel, Any, tuple[str, ...]]:
     """Returns (the model on its device, its tokenizer, notes on its weights)."""
     device = device_of(settings.device)
     dtype = _wanted(settings.dtype, device)
-    local = Path(place.path).exists()
-    with nullcontext() if local or hub_answers() else offline():
-        config: Any = read_config(place.path, place.name)
-        tokenizer = read_tokenizer(place.path, place.name)
-        model, notes = _in_blocks(place, config, dtype, device, settings)
-        if place.gguf is not None:
-            notes = (*TensorTable.read(Path(place.path)).notes, *notes)
-        if model is None:
-            weights_dtype = dtype or config.dtype or torch.bfloat16
-            model = read_model(place.with_floats(dtype), place.name, config, weights_dtype)
+    config = files.config
+    floats = dtype or config.dtype or torch.bfloat16
+    tokenizer = files.tokenizer
+    model, notes = _in_blocks(files, dtype, device, settings)
+    if files.table is not None:
+        notes = (*files.table.notes, *notes)
+    if model is None:
+        model = files.in_floats(floats)
     return model.to(device), tokenizer, notes
 
 
@@ -106,14 +100,14 @@ def _target_of_loaded(model: PreTrainedModel, name: str, settings: Settings) -> 
 
 
 def _in_blocks(
-    place: Place, config: Any, dtype: torch.dtype | None, device: torch.device, settings: Settings
+    files: Files, dtype: torch.dtype | None, device: torch.device, settings: Settings
 ) -> tuple[Any, tuple[str, ...]]:
     """Returns (the model with the file's blocks as weights, or None for floats; notes)."""
-    if settings.weights not in ("auto", "gguf") or (settings.weights == "auto" and place.gguf is None):
+    if settings.weights not in ("auto", "gguf") or (settings.weights == "auto" and files.table is None):
         return None, ()
     try:
-        if place.gguf is None:
-            raise NoBlocks(f"{place.name!r} is no GGUF file")
+        if files.table is None:
+            raise NoBlocks(f"{files.name!r} is no GGUF file")
         if device.type != "cpu" or dtype not in DTYPES or settings.kernels != "auto":
             raise NoBlocks(
                 "blocks are for a CPU's compiled kernels in float32 or bfloat16, and "
@@ -123,10 +117,10 @@ def _in_blocks(
         kernels = cpu_kernels()  # built only if they would be used
         if isinstance(kernels, NotBuilt):
             raise NoBlocks(str(kernels))
-        if not TensorTable.read(Path(place.path)).in_blocks:
+        if not files.table.in_blocks:
             types = ", ".join(BLOCK_TYPES)
             raise NoBlocks(f"no matrix of the file is in blocks that the kernels know ({types})")
-        model = model_in_blocks(place.gguf(), Path(place.path), place.name, config, dtype, kernels)
+        model = model_in_blocks(files, dtype, kernels)
     except NoBlocks as why:
         if settings.weights == "gguf":
             raise ValueError(f"The file's blocks cannot be multiplied with: {why}. Leave --weights out.") from why
@@ -219,7 +213,7 @@ def in_int8(model: PreTrainedModel, kernels: CpuKernels) -> PreTrainedModel:
 
 
 def round_weights(model: nn.Module, kernels: CpuKernels) -> None:
-    """Rounds the linear weights of a model to bytes, in place."""
+    """Rounds the linear weights of a model to bytes, in files."""
     packed: dict[int, PackedWeight] = {}  # tied weights are packed once
     for module in model.modules():
         if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:

@@ -18,7 +18,7 @@ from typing import IO
 
 from tqdm import tqdm
 
-from longgraft.config.file_errors import reason
+from longgraft.files.file_errors import reason
 from longgraft.models.catalogue import Entry, Wheel
 from longgraft.models.store import check_room
 

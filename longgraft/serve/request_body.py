@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longgraft.config.data_files import json_problem
+from longgraft.files.data_files import json_problem
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.refusals import Busy, Closing
 

@@ -40,7 +40,7 @@ from longgraft.target_model.positions import most_positions
 from longgraft.target_model.stateful_modules import SegmentStates, StatefulModules
 from longgraft.target_model.supported import refuse
 from longgraft.target_model.topk import TopK, best
-from longgraft.target_model.weights import sample
+from longgraft.target_model.weight_identity import sample
 
 UNBOUNDED = 1 << 30  # positions of a model whose configuration states no limit
 TOPK_ROWS = 256  # rows of a prompt's logits that exist at the same time

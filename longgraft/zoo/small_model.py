@@ -14,7 +14,7 @@ from longgraft.config.settings import Settings
 from longgraft.memories.draft_cache import DraftCache
 from longgraft.methods.needs import Need, Sources
 from longgraft.methods.parts import Parts
-from longgraft.models.places import place_of
+from longgraft.models.files import files_of
 from longgraft.models.targets import load_target
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
@@ -163,7 +163,7 @@ def _small(sources: Sources) -> Target:
         attention=target.attention,
         kernels="auto" if target.kernels else "none",
     )
-    loaded = load_target(place_of(name), alike)
+    loaded = load_target(files_of(name), alike)
     small = loaded.target
     if sources.tokenizer is not None:
         _check_vocabulary(sources, loaded.tokenizer, name)

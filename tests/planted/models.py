@@ -12,9 +12,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a named model is called by its path",
-        "_place_of_gguf",
-        "return Place(name, ",
-        "return Place(str(described(name, sha256, gguf)), ",
+        "_files_of_gguf",
+        "return Files(name, ",
+        "return Files(str(described(name, sha256, gguf)), ",
         "test_models.py::test_load_sweep_server_and_doctor_accept_a_name",
     ),
     Mutation(

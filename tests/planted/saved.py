@@ -26,7 +26,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a tuned model is its base",
-        "weights:sample",
+        "weight_identity:sample",
         "[shapes, torch.cat(values).tolist()]",
         "[shapes, values[-1].tolist()]",
         "test_saved.py::test_files_of_other_weights_or_settings_are_refused",

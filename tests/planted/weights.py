@@ -12,9 +12,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the hub's own client is left to retry",
-        "targets:_read",
-        "nullcontext() if local or hub_answers() else offline()",
-        "nullcontext(hub_answers())",
+        "Files._reachable",
+        "offline() if self._is_cut_off else nullcontext()",
+        "nullcontext(self._is_cut_off)",
         "test_weights.py::test_a_hub_that_does_not_answer_is_asked_once_and_its_cache_read",
     ),
 )

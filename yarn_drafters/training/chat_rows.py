@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from longgraft.config.chat_messages import chat_message
-from longgraft.config.data_files import parse_json
 from longgraft.config.options import checked
+from longgraft.engine.chat_messages import chat_message
+from longgraft.files.data_files import parse_json
 
 CALL = "function_call"  # ShareGPT's role of an answer that calls tools
 STANDARD = ("system", "developer", "user", "assistant", "tool")

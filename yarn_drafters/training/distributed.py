@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longgraft.config.sole_writer import sole_writer
+from longgraft.files.sole_writer import sole_writer
 from longgraft.runtime.devices import device_of
 
 CPU = torch.device("cpu")

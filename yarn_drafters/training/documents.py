@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.data_files import parse_json, read_text
-from longgraft.config.json_lines import read_json_lines
 from longgraft.config.options import Count, checked
+from longgraft.files.data_files import parse_json, read_text
+from longgraft.files.json_lines import read_json_lines
 from longgraft.yarn_drafters.training.chat_rows import ChatRow
 
 CONTINUED = "continued"  # source of the rows of `train regenerate` in which a model continues an excerpt

@@ -16,10 +16,9 @@ from longgraft.drafters.pruning import Dense
 from longgraft.engine.end_tokens import end_tokens
 from longgraft.kernels.block_weight import block_weights
 from longgraft.memories.eagle3_cache import Eagle3Cache
-from longgraft.models.places import place_of
+from longgraft.models.files import files_of
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.model import Target
-from longgraft.target_model.weights import read_tokenizer
 from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
@@ -68,7 +67,7 @@ class DrafterTrainer(DistillingTrainer):
             return resumed_head(Path(recipe.start), target, recipe)
         tokenizer = None
         if recipe.vocabulary is not None:  # a corpus has the tokenizer's end token behind each document
-            tokenizer = read_tokenizer(place_of(target.name).path, target.name)
+            tokenizer = files_of(target.name).tokenizer
         ends = end_tokens(target.model, tokenizer, target.name)
         return build_network(recipe, target, corpus, [token for token in ends if token < target.vocab_size])
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from longgraft.runtime.fingerprint import digest
 from longgraft.target_model.model import Target
-from longgraft.target_model.weights import sample
+from longgraft.target_model.weight_identity import sample
 from longgraft.yarn_drafters.training.objective import TargetOutputs
 
 

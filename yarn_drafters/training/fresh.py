@@ -11,9 +11,8 @@ from torch import nn
 
 from longgraft.config.options import checked
 from longgraft.kernels.block_weight import block_weights
-from longgraft.models.places import place_of
+from longgraft.models.files import files_of
 from longgraft.target_model.model import Target
-from longgraft.target_model.weights import read_tokenizer
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Size
@@ -92,7 +91,7 @@ def _counted(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus) -> np
     """Returns the tokens that the draft vocabulary is counted over."""
     if recipe.vocabulary is None:
         return corpus.tokens
-    tokenizer = read_tokenizer(place_of(target.name).path, target.name)
+    tokenizer = files_of(target.name).tokenizer
     return written_tokens([Path(recipe.vocabulary)], tokenizer)
 
 

@@ -14,19 +14,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from longgraft.config.data_files import read_table
 from longgraft.config.settings import Settings
 from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
-from longgraft.models.places import place_of
+from longgraft.files.data_files import read_table
+from longgraft.models.files import files_of
 from longgraft.models.targets import load_target
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
-from longgraft.target_model.weights import read_tokenizer
 from longgraft.trees.tree import ProposalTree
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, split_coded
 from longgraft.yarn_drafters.training.distributed import SINGLE_PROCESS, World, sole_trainer
@@ -53,7 +52,7 @@ class Frozen:
     def prepared(
         cls, recipe: Recipe, name: str, data: Sequence[Path], valid: Sequence[Path], out: Path, dtype: torch.dtype
     ) -> Iterator[Frozen]:
-        """Loads the target `name` (as in `place_of`) and encodes the texts; `out` stays locked until the block ends.
+        """Loads the target `name` (as in `files_of`) and encodes the texts; `out` stays locked until the block ends.
 
         Args:
             data, valid: See `read_documents`.
@@ -62,15 +61,15 @@ class Frozen:
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         with sole_trainer(out, world):  # errors of folder and data are raised before a weight is read
-            place = place_of(name)
-            tokenizer = read_tokenizer(place.path, name)
+            files = files_of(name)
+            tokenizer = files.tokenizer
             with world.first_in_turn():
                 corpus = encode_corpus(data, tokenizer, out / "corpus.npz")
                 unseen = None
                 if valid:
                     unseen = encode_corpus(valid, tokenizer, out / "valid.npz")
             # As it is decoded: a GGUF file's blocks on a CPU.
-            target = load_target(place, Settings(dtype=str(dtype)[6:], device=str(world.device))).target
+            target = load_target(files, Settings(dtype=str(dtype)[6:], device=str(world.device))).target
             target.model.requires_grad_(False)
             for texts in filter(None, (corpus, unseen)):
                 _same_vocabulary(texts, target)

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longgraft.config.data_files import read_table
-from longgraft.config.file_errors import reason
 from longgraft.config.options import Checked, checked
+from longgraft.files.data_files import read_table
+from longgraft.files.file_errors import reason
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.distributed import SINGLE_PROCESS, World
 from longgraft.yarn_drafters.training.recipe import NotNegative, Recipe, Stage, Whole

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from email import message_from_string
 from pathlib import Path, PurePosixPath
 
-from longgraft.config.data_files import checked_object
-from longgraft.config.json_lines import read_json_lines
-from longgraft.config.new_paths import new_file
+from longgraft.files.data_files import checked_object
+from longgraft.files.json_lines import read_json_lines
+from longgraft.files.new_paths import new_file
 
 TYPES = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|Unlicense)\b", re.I)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 import torch
 
-from longgraft.config.data_files import read_table
 from longgraft.config.options import Checked, Count, Option, Positive, Share, named, options
+from longgraft.files.data_files import read_table
 from longgraft.kernels.build import features
 from longgraft.yarn_drafters.layouts import Layers
 from longgraft.yarn_drafters.rope import Rope

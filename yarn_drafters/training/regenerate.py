@@ -19,10 +19,10 @@ from typing import IO, Any
 
 from tqdm import tqdm
 
-from longgraft.config.data_files import parse_json
-from longgraft.config.json_lines import read_json_lines
 from longgraft.engine.repetition import loops
 from longgraft.engine.session import Session
+from longgraft.files.data_files import parse_json
+from longgraft.files.json_lines import read_json_lines
 from longgraft.yarn_drafters.training import batched_sampling, scheduled_sampling
 from longgraft.yarn_drafters.training.chat_template import REFUSALS, ChatTemplate, Turn, words_of
 from longgraft.yarn_drafters.training.documents import read_documents

@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longgraft.config.options import Option
-from longgraft.models.places import place_of
+from longgraft.models.files import files_of
 from longgraft.target_model.model import Target
-from longgraft.target_model.weights import read_config, read_model, read_tokenizer
 from longgraft.yarn_drafters.training.corpus import (
     EncodedCorpus,
     encode_corpus,
@@ -280,9 +279,9 @@ def train_target(
         recipe: Settings.
         data, valid: Training and validation text; see `read_documents`.
         out: Folder of the run.
-        tokenizer: Model whose tokenizer is taken, a name for `place_of`; None: the teacher's, or one trained
+        tokenizer: Model whose tokenizer is taken, a name for `files_of`; None: the teacher's, or one trained
             on `data`.
-        teacher: Model whose distributions are learnt, a name for `place_of`; None: the text is learnt.
+        teacher: Model whose distributions are learnt, a name for `files_of`; None: the text is learnt.
 
     Returns:
         The final model's folder.
@@ -314,7 +313,7 @@ def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path, name: str 
         if name is None:
             tokenizer = train_tokenizer((d.text for d in read_documents(data)), recipe.vocab_size)
         else:
-            tokenizer = read_tokenizer(place_of(name).path, name)
+            tokenizer = files_of(name).tokenizer
         tokenizer.save_pretrained(out / "tokenizer.partial")
         (out / "tokenizer.partial").rename(folder)
     loaded: Any = AutoTokenizer.from_pretrained(folder)
@@ -331,13 +330,12 @@ def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path, name: str 
 
 def _same_tokenizer(loaded: Any, folder: Path, name: str) -> None:
     """Raises ValueError if a resumed folder was started with another tokenizer."""
-    if loaded.get_vocab() != read_tokenizer(place_of(name).path, name).get_vocab():
+    if loaded.get_vocab() != files_of(name).tokenizer.get_vocab():
         raise ValueError(f"{folder} holds another tokenizer than {name}. Give --out another folder.")
 
 
 def _teacher(name: str, recipe: TargetRecipe, world: World) -> Target:
-    path = place_of(name).with_floats(torch.float32)
-    loaded: Any = read_model(path, name, read_config(path, name), torch.float32).requires_grad_(False)
+    loaded: Any = files_of(name).in_floats(torch.float32).requires_grad_(False)
     teacher = Target(loaded.to(world.device), name)
     if teacher.vocab_size != recipe.vocab_size:
         raise ValueError(

@@ -6,9 +6,14 @@ them; then the layout must be left to right.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+FILE = Path(__file__).with_name("fim_families.toml")
 
 
 @dataclass(frozen=True)
@@ -42,106 +47,11 @@ class FimFamily:
         return tuple(filter(None, (*self.needed, self.repository, *self.ends)))
 
 
-BAR = "\uff5c"  # DeepSeek's bar, which is wider than |
-PIPES = FimFamily(
-    "fim_prefix with bars",
-    "<|fim_prefix|>",
-    "<|fim_suffix|>",
-    "<|fim_middle|>",
-    ends=("<|fim_pad|>", "<|endoftext|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"),
-)
-ANGLES = FimFamily("fim_prefix", "<fim_prefix>", "<fim_suffix>", "<fim_middle>", ends=("<fim_pad>", "<|endoftext|>"))
-DASHES = FimFamily("fim-prefix", "<fim-prefix>", "<fim-suffix>", "<fim-middle>", ends=("<fim-pad>", "<|endoftext|>"))
-FILES = "separator path text"  # a snippet after a separator token
-
-# The first family whose needed tokens a tokenizer has is chosen, so families with a separator come first.
-FAMILIES = (
-    # Qwen2.5-Coder's report (arXiv 2409.12186) and the example Qwen2.5-Coder-repolevel-fim.py of its
-    # repository; llama.cpp's server lays /infill out alike.
-    replace(
-        PIPES,
-        name="qwen-coder",
-        repository="<|repo_name|>",
-        separator="<|file_sep|>",
-        snippet=FILES,
-        among="repository name snippets separator path prefix before suffix after middle",
-    ),
-    # CodeGemma's report (arXiv 2406.11409) and model card, which lists these four tokens as terminators, too;
-    # the place of paths is not documented.
-    replace(
-        PIPES,
-        name="codegemma",
-        separator="<|file_separator|>",
-        snippet=FILES,
-        among="snippets separator path prefix before suffix after middle",
-    ),
-    # Granite 4's tokenizer; the order among files is not documented, and is Qwen's.
-    replace(
-        PIPES,
-        name="granite-4",
-        repository="<|reponame|>",
-        separator="<|filename|>",
-        snippet=FILES,
-        among="repository name snippets separator path prefix before suffix after middle",
-    ),
-    # StarCoder 2's report (arXiv 2402.19173): the path is the first line of what was cut in three.
-    replace(
-        ANGLES,
-        name="starcoder2",
-        repository="<repo_name>",
-        separator="<file_sep>",
-        snippet=FILES,
-        named="{}",
-        among="repository name snippets separator prefix path before suffix after middle",
-    ),
-    # StarCoder's report (arXiv 2305.06161): <reponame>name<filename>path, and code; Granite code has its tokenizer.
-    replace(
-        ANGLES,
-        name="starcoder",
-        repository="<reponame>",
-        separator="<filename>",
-        snippet=FILES,
-        named="{}",
-        among="repository name snippets prefix separator path before suffix after middle",
-    ),
-    # DeepSeek-Coder's report (arXiv 2401.14196) and model card: a repository's files follow "#path" lines.
-    FimFamily(
-        "deepseek-coder",
-        f"<{BAR}fim▁begin{BAR}>",
-        f"<{BAR}fim▁hole{BAR}>",
-        f"<{BAR}fim▁end{BAR}>",
-        headed="#{}\n",
-        among="snippets prefix path before suffix after middle",
-        ends=("<|EOT|>", f"<{BAR}end▁of▁sentence{BAR}>"),
-    ),
-    # Code Llama's report (arXiv 2308.12950).
-    FimFamily("codellama", "▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
-    # mistral-common's encode_fim: the suffix first, no middle token; other files as Mistral's and Continue's
-    # prompts for Codestral have them, within the prefix.
-    FimFamily(
-        "codestral",
-        "[PREFIX]",
-        "[SUFFIX]",
-        order="suffix after prefix before",
-        headed="+++++ {}\n",
-        among="suffix after prefix snippets path before",
-        ends=("[MIDDLE]",),
-    ),
-    # CodeGeeX4's Infilling_guideline.md; GLM 4 has its tokens.
-    FimFamily(
-        "glm",
-        "<|code_prefix|>",
-        "<|code_suffix|>",
-        "<|code_middle|>",
-        headed="###PATH:{}\n",
-        order="suffix after prefix before middle",
-        among="snippets path suffix after prefix before middle",
-        ends=("<|endoftext|>", "<|user|>"),
-    ),
-    PIPES,  # codeqwen, and others without files of their own
-    ANGLES,  # stable-code, SmolLM
-    DASHES,  # SantaCoder's model card
-)
+@cache
+def families() -> tuple[FimFamily, ...]:
+    """Returns the families that are known, in the order in which a tokenizer is compared with them."""
+    table = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return tuple(FimFamily(name, **keys | {"ends": tuple(keys.get("ends", ()))}) for name, keys in table.items())
 
 
 @dataclass(frozen=True)
@@ -166,7 +76,7 @@ def fim_of(tokenizer: Any, vocab_size: int) -> Fim | None:
     """
     added: dict[str, int] = {} if tokenizer is None else tokenizer.get_added_vocab()
     predicted = {text: token for text, token in added.items() if token < vocab_size}
-    family = next((candidate for candidate in FAMILIES if all(text in predicted for text in candidate.needed)), None)
+    family = next((candidate for candidate in families() if all(text in predicted for text in candidate.needed)), None)
     if family is None:
         return None
     roles = {role: getattr(family, role) for role in ("prefix", "suffix", "middle", "repository", "separator")}

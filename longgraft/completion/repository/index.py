@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from longgraft.completion.repository.source import Identity, Source
-from longgraft.config.cache import cache_folder
+from longgraft.files.cache import cache_folder
 
 FORMAT = 2  # raise it when files are read in another way, so that older indexes are not used
 WAIT = 0.5  # seconds to wait for another process that writes the index

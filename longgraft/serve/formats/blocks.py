@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from longgraft.config.data_files import parse_sendable
+from longgraft.files.data_files import parse_sendable
 from longgraft.serve.tools.pieces import Piece
 from longgraft.serve.tools.reader import CallReader
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from longgraft.config.data_files import parse_sendable
+from longgraft.files.data_files import parse_sendable
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.tools.grammar import Tool

@@ -14,7 +14,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from longgraft.config.data_files import json_problem
+from longgraft.files.data_files import json_problem
 
 Id = TypeVar("Id")
 BLOCK = 512  # characters of a block; a kept cell of a prompt has 128 tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longgraft.acceptance.json_schemas import referred
-from longgraft.config.data_files import parse_sendable
+from longgraft.files.data_files import parse_sendable
 
 KINDS: Mapping[type, str] = {
     type(None): "null",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Iterator
 from typing import Any
 
-from longgraft.config.data_files import parse_sendable
+from longgraft.files.data_files import parse_sendable
 from longgraft.serve.tools.pieces import Piece
 
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')

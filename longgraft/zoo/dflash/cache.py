@@ -14,7 +14,7 @@ from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.kv_cache import KVCache
-from longgraft.target_model.weights import drafter_identity
+from longgraft.target_model.weight_identity import drafter_identity
 from longgraft.trees.padded import SIZES, size_of
 from longgraft.zoo.dflash.network import BlockNetwork
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from longgraft.config.data_files import parse_sendable
+from longgraft.files.data_files import parse_sendable
 
 TEXT_PARTS = ("text", "input_text", "output_text")  # types of content parts that hold text
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-from torch import nn
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -24,14 +23,11 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from longgraft.config.file_errors import reason
-from longgraft.kernels.block_weight import block_weights
-from longgraft.runtime.fingerprint import digest
+from longgraft.files.file_errors import reason
 from longgraft.runtime.weight_state import parts
 from longgraft.target_model.supported import refuse
 
 BLOCK = 1 << 24  # elements summed at once: numbers of 16 bits are widened to float32 for it
-SAMPLED = 64  # values per tensor in `sample`
 NAMED = 3  # tensors that an error message names
 # Most of each size: several times those of the largest models.  transformers would build any number of layers.
 SIZES = {
@@ -48,21 +44,20 @@ _PLACE = (
 )
 
 
-def read_config(path: str, name: str, gguf: str = "") -> PretrainedConfig:
+def read_config(path: str, name: str) -> PretrainedConfig:
     """Returns the configuration of a model; raises ValueError with the reason if the model cannot be decoded.
 
     Args:
         path: Folder or hub id.
         name: The model's name in messages.
-        gguf: A GGUF file in the folder, which takes the place of the other files.
     """
     with _reading(f"Model {name!r}", _PLACE):
-        declared, _ = PretrainedConfig.get_config_dict(path, **_gguf_option(gguf))
+        declared, _ = PretrainedConfig.get_config_dict(path)
         kind = declared.get("model_type")
         if "auto_map" in declared and kind not in CONFIG_MAPPING:
             raise ValueError(f"its type {kind!r} comes with code of its own, which longgraft never runs")
         _check_sizes(declared)
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False, **_gguf_option(gguf))
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     refuse(config, name)
     return config
 
@@ -79,6 +74,11 @@ def _check_sizes(declared: Mapping[str, Any]) -> None:
 
 def read_tokenizer(path: str, name: str, gguf: str = "") -> Any:
     """Returns the model's tokenizer.
+
+    Args:
+        path: Folder or hub id.
+        name: The model's name in messages.
+        gguf: A GGUF file in the folder, which takes the place of the other files.
 
     Raises:
         ValueError: it has no words; transformers makes up such a tokenizer if files are missing.
@@ -142,30 +142,6 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a tensor's sum in float32, made block by block."""
     return torch.stack([block.sum(dtype=torch.float32) for block in tensor.flatten().split(BLOCK)]).sum()
-
-
-def sample(module: nn.Module) -> list[Any]:
-    """Returns all shapes and a few values of every tensor.
-
-    They tell apart modules that were trained separately; a change to few rows of one tensor may be missed.
-    """
-    blocks = [weight for _, weight in block_weights(module)]
-    shapes = [tuple(weight.shape) for weight in module.parameters()] + [tuple(weight.shape) for weight in blocks]
-    tensors = [t.detach() for whole in module.parameters() for _, t in parts(whole)]
-    tensors += [weight.sample for weight in blocks]
-    values = [t.flatten()[:: max(1, t.numel() // SAMPLED)][:SAMPLED].double() for t in tensors]
-    return [shapes, torch.cat(values).tolist()]
-
-
-def drafter_identity(network: Any, window: int | None) -> dict[str, str]:
-    """Returns all that a drafter's rows depend on besides tokens and target.
-
-    Args:
-        network: The drafter's network.
-        window: Window of its attention; None: none.
-    """
-    config = network.config
-    return {"rope": str(config.rope), "window": str(window or "none"), "weights": digest([config, sample(network)])}
 
 
 def _check_names(model: PreTrainedModel, report: dict[str, Any], name: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from longgraft.config.data_files import GZIP_ERRORS, opener, parse_json
-from longgraft.config.file_errors import reason
+from longgraft.files.data_files import GZIP_ERRORS, opener, parse_json
+from longgraft.files.file_errors import reason
 
 
 class JsonLine(NamedTuple):

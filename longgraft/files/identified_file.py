@@ -13,8 +13,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from longgraft.config.data_files import parse_object
-from longgraft.config.file_errors import reason
+from longgraft.files.data_files import parse_object
+from longgraft.files.file_errors import reason
 
 MODEL = "model"  # key of an identity that names the model for people, and is not compared
 # (file, a clause with the reason) -> the error, which says what to do.

@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.file_errors import reason
+from longgraft.files.file_errors import reason
 
 # Names of types in messages.
 KINDS: Mapping[type, str] = {
