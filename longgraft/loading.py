@@ -22,7 +22,7 @@ from longgraft.engine.encoder import Prompt
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.session import Generation, Session
 from longgraft.methods.assembly import Loaded, with_method
-from longgraft.methods.chosen import check_options_read, chosen_method
+from longgraft.methods.chosen import chosen_method
 from longgraft.methods.find import Method, find
 from longgraft.methods.needs import AUTO
 from longgraft.models.catalogue import shipped_head
@@ -110,7 +110,6 @@ def open_session(
 ) -> tuple[Session, Loaded]:
     """Returns a session, and what it was made from; arguments as in `load`."""
     method, chosen = chosen_method(settings)
-    check_options_read(method, settings)
     files = files_of(model)
     method, notes = _without_slow_head(method, files.name, drafter)
     loaded = with_method(load_target(files, chosen), drafter, method, chosen)
@@ -129,7 +128,7 @@ def print_choices(session: Session) -> None:
 
 def _without_slow_head(method: Method, model: str, drafter: str | Path | None) -> tuple[Method, tuple[str, ...]]:
     """Returns the method, without a head that ships, and notes for people."""
-    is_default = method.name == DEFAULT and method.is_usual
+    is_default = method.name == DEFAULT and not method.changed
     ships = drafter == AUTO and shipped_head(model) is not None
     if not is_default or not ships:
         return method, ()

@@ -27,7 +27,7 @@ VERSION = "1"
 IDS = "ids"
 RANK_TYPES = torch.int32, torch.int64
 # Label -> the option of load.
-OPTIONS = {"dtype": "dtype", "cache": "kv_dtype", "drafter window": "draft_window"}
+OPTIONS = {"dtype": "dtype=", "cache": "kv_dtype=", "drafter window": "method=...+window="}
 MODEL_LABELS = {"configuration", "weights", "tokenizer"}  # one of them differs if the model does
 # What an identity without these labels means.
 UNSAID = {"cache": "the model's dtype", "linear weights": "floats"}
@@ -155,7 +155,7 @@ def _check(path: Path, about: Mapping[str, str], needed: Needed, file: Any) -> N
         label = differing[0]
         remedy = ""
         if label in OPTIONS and made.get(label) not in ("none", UNSAID.get(label)):
-            remedy = f", or load with {OPTIONS[label]}={made.get(label)}"
+            remedy = f", or load with {OPTIONS[label]}{made.get(label)}"
         words = f"was made for {label} {made.get(label)} {source}, and this session has {wanted[label]}"
         raise _unfit(path, words, remedy=remedy)
     if about["cell"] != str(needed.cell):

@@ -18,7 +18,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import COMPARED, DEFAULT, DENSE, GROUPS, HEADLESS, PLAIN
 from longgraft.config.method_syntax import joined, split
 from longgraft.config.options import options
-from longgraft.config.settings import MethodSettings, Retrieving, Settings
+from longgraft.config.settings import Bounds, MethodSettings, Retrieving, Settings
 from longgraft.methods.assembly import load_needs
 from longgraft.methods.chosen import chosen_method
 from longgraft.methods.combinators import PlainDecoding
@@ -196,24 +196,26 @@ def test_a_setting_that_a_method_does_not_read_is_refused(name, said):
 @pytest.mark.parametrize(
     ("method", "option", "said"),
     [
-        ("pld", "draft_levels", "--draft-levels was given, and method pld does not read it."),
-        ("graft-x", "retrieved_depth", "--retrieved-depth was given, and method graft-x does not read it."),
-        ("graft-x+source=retrieval", "retrieved_width", "method graft-x+source=retrieval does not read it."),
-        ("graft-x+source=pld", "draft_top_k", "method graft-x+source=pld does not read it."),
-        (Method("mine", "-", "-", METHODS[PLAIN].build), "draft_window", "method mine does not read it."),
+        (
+            "pld",
+            "draft_levels",
+            "'pld+levels=3': pld does not read levels. It reads budget. These methods read levels",
+        ),
+        ("graft-x", "retrieved_depth", "graft-x does not read depth."),
+        ("graft-x+source=pld", "draft_top_k", "graft-x is over 'pld', which does not read top_k. Leave +top_k=3 out"),
     ],
 )
-def test_an_option_that_the_method_does_not_read_is_refused(method, option, said):
+def test_a_bound_that_the_method_does_not_read_is_refused(method, option, said):
     with pytest.raises(ValueError, match=re.escape(said)) as refused:
-        longgraft.load(method=method, tell=False, **{option: 3})
-    readers = "--method that reads it: retrieval, " if option.startswith("retrieved") else "eagle3"
-    assert readers in str(refused.value)
+        longgraft.load(method=Bounds(**{option: 3}).of(method), tell=False)
+    readers = {"retrieved_depth": "read depth: retrieval, graft", "draft_levels": "eagle3"}
+    assert readers.get(option, "") in str(refused.value)
 
 
 def test_a_bound_in_a_name_that_the_other_method_does_not_read_is_refused():
     with pytest.raises(ValueError, match=r"graft-x is over 'pld', which does not read levels\. Leave \+levels=2 out"):
         find("graft-x+source=pld+levels=2")
-    assert find("graft-x+source=pld", {"--draft-levels": 2}).source == "pld"  # a sweep's other methods read it
+    assert find("graft-x+source=pld", {"levels": 2}).source == "pld"  # a sweep's other methods read it
 
 
 def test_settings_in_a_methods_name_replace_the_sessions():
@@ -221,19 +223,18 @@ def test_settings_in_a_methods_name_replace_the_sessions():
     session = longgraft.load(model, None, tell=False, method="graft-x-text+budget=8", budget=30)
     assert (session.engine.budget, session.method) == (8, "graft-x-text")
     named = Settings(method="graft+levels=3+width=2+budget=paper")
-    assert chosen_method(named)[1] == Settings(method="graft", draft_levels=3, retrieved_width=2, budget="paper")
+    assert chosen_method(named)[1] == Settings(method="graft+width=2+levels=3", budget="paper")
     with pytest.raises(ValueError, match="warm names a calibration of a sweep"):
         longgraft.load(model, None, tell=False, method="graft+warm=none")
 
 
-def test_a_choice_with_a_flag_is_the_sessions_unless_the_name_sets_it():
-    def choices(name: str, **settings):
-        return chosen_method(Settings(method=name, **settings))[0].choices
-
-    assert choices("graft", draft_levels=3, retrieved_width=2) == GraftChoices(levels=3, width=2)
-    assert choices("graft+levels=9", draft_levels=3).levels == 9
-    assert choices("longspec+levels=2", draft_levels=3).levels == 2  # its own, which has no flag
-    assert find("graft", {"--draft-top-k": 4}).flags["--draft-top-k"] == 4
+def test_bounds_become_choices_unless_the_name_sets_them():
+    bounds = Bounds(draft_levels=3, retrieved_width=2)
+    assert find(bounds.of("graft")).choices == GraftChoices(levels=3, width=2)
+    assert find(bounds.of("graft+levels=9")).choices.levels == 9
+    assert find("longspec+levels=2", {"levels": 3}).choices.levels == 2  # its own, which is no bound
+    assert find("graft", {"top_k": 4}).bounds["top_k"] == 4
+    assert Bounds().of("graft") == "graft" and str(find(bounds.of("graft"))) == "graft+width=2+levels=3"
 
 
 def test_a_method_that_takes_anothers_place_has_its_bounds():
@@ -241,6 +242,8 @@ def test_a_method_that_takes_anothers_place_has_its_bounds():
     assert build(over, parts).drafter.proposer.levels == 2
     method, _ = chosen_method(Settings(method="graft+depth=2"))
     assert load_needs(method, Sources(toy_target(), None))[0].choices == Retrieving(depth=2)
+    with pytest.raises(ValueError, match="'graft' needs an EAGLE-3 drafter"):  # retrieval has no levels
+        load_needs(find("graft+levels=2"), Sources(toy_target(), None))
 
 
 def test_a_given_part_that_no_method_needs_is_refused():

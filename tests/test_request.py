@@ -403,7 +403,7 @@ def test_a_memory_s_own_limit_is_named():
     method = replace(EVERY["graft"], name="short")
     session = toy_session(method)
     session.engine.proposer.memories[0].positions = 70
-    with pytest.raises(ValueError, match=r"llama's drafter allows 70 positions.*draft_window"):
+    with pytest.raises(ValueError, match=r"llama's drafter allows 70 positions.*window=NUMBER"):
         session.open(PROMPT, 24)
 
 

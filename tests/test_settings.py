@@ -13,6 +13,7 @@ from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.config.option_files import describe
 from longgraft.config.options import Checked, Option, made, option, options, size
 from longgraft.config.settings import (
+    Bounds,
     Drafting,
     HeadOverrides,
     LogitSettings,
@@ -213,7 +214,7 @@ def test_help_hides_neither_choices_nor_default_because_the_sentence_has_such_wo
 
 
 def test_settings_have_the_defaults_of_the_code_that_reads_them():
-    assert (Settings.draft_levels, Settings.draft_top_k) == (LEVELS, TOP_K)
+    assert (Bounds.draft_levels, Bounds.draft_top_k) == (LEVELS, TOP_K)
     # No option sets a recording or the grammar of tool calls.
     names = {f.name for f in fields(Sampling) if f.name not in ("replay", "tool_calls")}
     options = vars(SamplingSettings()) | LogitSettings().read()

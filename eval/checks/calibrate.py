@@ -129,7 +129,7 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
     # Matrix rows are kept after each answer, because the warm-up must fill them.  Regions are eager, because the host
     # reads the drafts.
     parts = loaded.parts
-    bounds = find(PAPERS, loaded.settings.flags).choices
+    bounds = find(PAPERS, loaded.method.bounds).choices
     warmup = _Warmup(
         replace(
             parts,

@@ -36,16 +36,13 @@ class StepShape:
     def of(cls, name: str, config: Mapping[str, Any]) -> StepShape:
         """Returns the shape of a variant in a run of this configuration."""
         variant = Variant.parse(name)
-        bounds = {
-            "--draft-levels": config.get("draft_levels", LEVELS),
-            "--draft-top-k": config.get("draft_top_k", TOP_K),
-        }
+        bounds = {"levels": config.get("draft_levels", LEVELS), "top_k": config.get("draft_top_k", TOP_K)}
         method = find(variant.method, bounds)
-        bounds |= method.flags
+        bounds |= method.bounds
         levels = 0
         if HEAD in method.needs:
-            levels = bounds["--draft-levels"]
-        return cls(variant.budget(config.get("budget")), levels, bounds["--draft-top-k"])
+            levels = bounds["levels"]
+        return cls(variant.budget(config.get("budget")), levels, bounds["top_k"])
 
 
 def costs_of_run(run: Run) -> Costs:

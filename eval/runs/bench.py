@@ -43,7 +43,8 @@ class Bench:
         calibrations = {}
         for name, path in config.calibrations.items():
             calibrations[name] = Calibration.load(Path(path), loaded.identity, loaded.target.device)
-        engines = VariantEngines(loaded, heads, calibrations, config.budget, config.profile, config.modes)
+        bounds = {"levels": config.draft_levels, "top_k": config.draft_top_k}
+        engines = VariantEngines(loaded, heads, calibrations, config.budget, config.profile, config.modes, bounds)
         session = loaded.session(Settings(budget=loaded.method.usual_budget(config.budget)))
         return cls(loaded, session, engines, _missing_variants(config, engines))
 
@@ -64,8 +65,6 @@ def _loaded(config: SweepConfig) -> Loaded:
     settings = Settings(
         method=DEFAULT if drafter else HEADLESS,
         calibration=_unless_cold(config.calibration),
-        draft_levels=config.draft_levels,
-        draft_top_k=config.draft_top_k,
         device=config.device,
         dtype=config.dtype,
         weights=config.weights,

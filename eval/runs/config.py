@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from longgraft.config.method_roles import COMPARED, PLAIN
 from longgraft.config.options import Checked, like, made, option
-from longgraft.config.settings import POSITIONS, Budget, Pair, SamplingSettings, Settings, StopSettings
+from longgraft.config.settings import POSITIONS, Bounds, Budget, Pair, SamplingSettings, Settings, StopSettings
 from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.files.data_files import read_table
 
@@ -112,8 +112,8 @@ class SweepConfig(Checked):
     )
     budget: Budget = like(Settings, "budget", none="what pays, where the method can choose; else its own, mostly 60")
     costs: str | None = like(Settings, "costs")
-    draft_levels: int = like(Settings, "draft_levels")
-    draft_top_k: int = like(Settings, "draft_top_k")
+    draft_levels: int = like(Bounds, "draft_levels")
+    draft_top_k: int = like(Bounds, "draft_top_k")
     device: str | None = like(Settings, "device")
     dtype: str | None = like(Settings, "dtype")
     weights: str = like(Settings, "weights")

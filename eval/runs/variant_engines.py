@@ -40,6 +40,7 @@ class VariantEngines:
     budget: Budget = None  # nodes per verification; None: each method's own
     profile: bool = False  # as in `Clock`
     runs: Sequence[str] = ()  # names of the runs, which are the modes' names
+    bounds: Mapping[str, Any] = field(default_factory=dict)  # of drafts, as in `find`
     clock: Clock = field(init=False)  # measures the steps of all variants
     regions: Regions = field(init=False)  # record the steps of all variants
     # Number of prompts of a pool that a variant has answered in a run.
@@ -124,7 +125,7 @@ class VariantEngines:
 
     def method(self, variant: Variant) -> Method:
         """Returns a variant's method, whose bounds of drafts are those of the run if its name sets none."""
-        return find(variant.method, self.loaded.settings.flags)
+        return find(variant.method, self.bounds)
 
     @staticmethod
     def _find(variant: Variant, name: str, by_name: Mapping[str, Any], what: str, option: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from longgraft.config.options import Option, named, options
-from longgraft.config.settings import Machine, Pair, Settings
+from longgraft.config.settings import Bounds, Machine, Pair, Settings
 from longgraft.files.data_files import read_table
 
 Run = Callable[..., Any]
@@ -61,6 +61,8 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
     wanted = set(groups)
     if Pair in groups.values():
         groups.setdefault("machine", Machine)
+    if Settings in groups.values():
+        groups.setdefault("bounds", Bounds)
     known: dict[str, Option] = {}
     titles: dict[str, str] = {}  # the heading of each option in --help
     for group in groups.values():
@@ -81,7 +83,9 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
         filed = {} if path is None else named(known, read_table(path), str(path))
         values = {**base, **earlier, **filed, **flags}
         for name, group in groups.items():
-            made = group(**{key: value for key, value in values.items() if key in options(group)})
+            made = _made(group, values)
+            if group is Settings:
+                made = replace(made, method=_made(Bounds, values).of(made.method))
             _prepare(made)
             if name in wanted:
                 arguments[name] = made
@@ -98,6 +102,11 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
     adapted.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     adapted.__doc__ = function.__doc__
     return adapted
+
+
+def _made(group: Any, values: Values) -> Any:
+    """Makes a group of those of the values that it has."""
+    return group(**{key: value for key, value in values.items() if key in options(group)})
 
 
 def _one_of(bare: str, flagged: str | None, switch: str) -> str:

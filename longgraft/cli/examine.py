@@ -11,7 +11,7 @@ import typer
 
 from longgraft.cli.commands import command
 from longgraft.cli.opening import open_session, say_loading
-from longgraft.config.method_roles import DEFAULT, DENSE, HEADLESS
+from longgraft.config.method_roles import DEFAULT, DENSE, HEADLESS, PAPERS
 from longgraft.config.options import Checked, like, option
 from longgraft.config.settings import POSITIONS, Pair, SamplingSettings, Settings, StopSettings
 from longgraft.files.new_paths import new_file
@@ -140,6 +140,7 @@ class CalibrationOptions(Checked):
     "calibrate",
     "longgraft calibrate --prompts warmup.jsonl --rounds 5",
     PANEL,
+    base={"method": PAPERS},
     without=("method", "calibration", "costs", "persist", "chunk", "corpus", "remember"),
 )
 def calibrate(

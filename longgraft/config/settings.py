@@ -6,11 +6,11 @@ Sources of defaults: "EAGLE" is SafeAILab's release, "Graft" is arXiv 2605.20104
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from longgraft.config.method_roles import DEFAULT
+from longgraft.config.method_syntax import joined, split
 from longgraft.config.options import Checked, like, option, options
 from longgraft.files.data_files import read_text
 
@@ -89,43 +89,6 @@ class Settings(Checked):
         high=4096,
         none="what pays, where the method can choose; else its own, on a CPU at most 16",
         source="K_max: Graft, 4.1",
-    )
-    draft_levels: int = option(
-        9, "Draft forwards per step at most", unit="levels", low=1, high=64, source="EAGLE's depth of 8, and one"
-    )
-    draft_top_k: int = option(
-        10,
-        "Beam width and branching of the drafter",
-        unit="candidates",
-        low=1,
-        high=64,
-        source="EAGLE-3's released setting",
-    )
-    draft_window: int | None = option(
-        None,
-        "Latest tokens that the drafter sees",
-        unit="tokens",
-        low=1,
-        high=POSITIONS,
-        none="what the head was made for",
-    )
-    retrieved_depth: int | None = option(
-        None,
-        "Retrieved tokens in a row at most",
-        unit="tokens",
-        low=1,
-        high=64,
-        none="the template's, up to 9",
-        source="Graft, Table 7",
-    )
-    retrieved_width: int | None = option(
-        None,
-        "Retrieved successors of one token at most",
-        unit="tokens",
-        low=1,
-        high=8,
-        none="the template's, up to 8",
-        source="Graft, Table 7",
     )
     device: str | None = option(None, "cpu, cuda, cuda:1 ...", none="a GPU if there is one")
     dtype: str | None = option(
@@ -218,21 +181,6 @@ class Settings(Checked):
             prefixes = tuple(map(_file, prefixes))
         object.__setattr__(self, "prefix", prefixes)
         super().__post_init__()
-
-    @property
-    def flags(self) -> dict[str, Any]:
-        """The values that are not the defaults, by flag: choices of methods with such a flag take them."""
-        values = {name: getattr(self, name) for name in options(Settings)}
-        return {
-            described.switch: values[name]
-            for name, described in options(Settings).items()
-            if values[name] != described.default
-        }
-
-    def with_flags(self, flags: Mapping[str, Any]) -> Settings:
-        """Returns the settings with other values of these flags."""
-        names = {described.switch: name for name, described in options(Settings).items()}
-        return replace(self, **{names[flag]: value for flag, value in flags.items() if flag in names})
 
 
 def _file(value: Any) -> Any:
@@ -366,19 +314,74 @@ class StopSettings(Checked):
 
 @dataclass(frozen=True)
 class Drafting(Checked):
-    """Choices of methods that draft with an EAGLE-3 head; the options of `Settings` with these flags set them, too."""
+    """Choices of methods that draft with an EAGLE-3 head."""
 
-    levels: int = like(Settings, "draft_levels", flag="--draft-levels")
-    top_k: int = like(Settings, "draft_top_k", flag="--draft-top-k")
-    window: int | None = like(Settings, "draft_window", flag="--draft-window")
+    levels: int = option(
+        9, "Draft forwards per step at most", unit="levels", low=1, high=64, source="EAGLE's depth of 8, and one"
+    )
+    top_k: int = option(
+        10,
+        "Beam width and branching of the drafter",
+        unit="candidates",
+        low=1,
+        high=64,
+        source="EAGLE-3's released setting",
+    )
+    window: int | None = option(
+        None,
+        "Latest tokens that the drafter sees",
+        unit="tokens",
+        low=1,
+        high=POSITIONS,
+        none="what the head was made for",
+    )
 
 
 @dataclass(frozen=True)
 class Retrieving(Checked):
-    """Choices of methods that retrieve trees from the matrix, set like those of `Drafting`."""
+    """Choices of methods that retrieve trees from the matrix."""
 
-    depth: int | None = like(Settings, "retrieved_depth", flag="--retrieved-depth")
-    width: int | None = like(Settings, "retrieved_width", flag="--retrieved-width")
+    depth: int | None = option(
+        None,
+        "Retrieved tokens in a row at most",
+        unit="tokens",
+        low=1,
+        high=64,
+        none="the template's, up to 9",
+        source="Graft, Table 7",
+    )
+    width: int | None = option(
+        None,
+        "Retrieved successors of one token at most",
+        unit="tokens",
+        low=1,
+        high=8,
+        none="the template's, up to 8",
+        source="Graft, Table 7",
+    )
+
+
+@dataclass(frozen=True)
+class Bounds(Checked):
+    """Bounds of a step's tree, as choices of the method."""
+
+    draft_levels: int = like(Drafting, "levels")
+    draft_top_k: int = like(Drafting, "top_k")
+    draft_window: int | None = like(Drafting, "window")
+    retrieved_depth: int | None = like(Retrieving, "depth")
+    retrieved_width: int | None = like(Retrieving, "width")
+
+    def of(self, method: Any) -> Any:
+        """Returns a method's name with the bounds that are not the defaults, unless the name sets them itself."""
+        given = {}
+        for name, described in options(Bounds).items():
+            value = getattr(self, name)
+            if value != described.default:
+                given[name.partition("_")[2]] = described.text(value)
+        if not given:
+            return method
+        bare, own = split(method)
+        return joined(bare, given | own)
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class Engine:
             if prompt_tokens + max_new_tokens > limit:
                 remedy = "Shorten the prompt"
                 if name != self.target.name:
-                    remedy += ", give the drafter a window (draft_window) or use pld"
+                    remedy += ", give the drafter a window (method+window=NUMBER) or use pld"
                 raise ValueError(
                     f"The prompt has {prompt_tokens:,} tokens and {max_new_tokens:,} are to "
                     f"follow, but {name} allows {limit:,} positions. {remedy}."

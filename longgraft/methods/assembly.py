@@ -199,12 +199,13 @@ def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any]
         try:
             given[need.name] = need.load(sources)
         except Missing as error:
-            # Chosen options belong to this method only, so there is no fallback if any were chosen.
-            falls_back = method.fallback and sources.drafter in (AUTO, None) and method.is_usual
-            if not falls_back:
+            other = find(method.fallback, method.bounds) if method.fallback else method
+            # A choice that the other method does not have would be dropped.
+            kept = method.changed.keys() <= other.bounds.keys()
+            if other is method or not kept or sources.drafter not in (AUTO, None):
                 raise ValueError(f"Method {method.name!r} needs {need.clause}: {error}") from error
             why = str(error).splitlines()[0].rstrip(".")
-            other, given, notes = load_needs(find(method.fallback, method.flags), sources)
+            other, given, notes = load_needs(other, sources)
             return other, given, (f"{why}; decoding with method {other.name} instead of {method.name}", *notes)
     return method, given, ()
 

@@ -8,7 +8,8 @@ from typing import Any
 from longgraft.config.method_syntax import joined, split
 from longgraft.config.options import options
 from longgraft.config.settings import Drafting, MethodSettings, Retrieving, Settings
-from longgraft.methods.find import Method, find, known
+from longgraft.methods.find import Method, find
+from longgraft.methods.find import known as every
 from longgraft.methods.needs import check_given
 
 
@@ -34,14 +35,6 @@ def own_settings(name: str) -> tuple[str, dict[str, Any]]:
     return joined(bare, choices), values
 
 
-def _without_flags(name: Any, method: Method) -> Any:
-    """Returns a method's name without the choices that options of `Settings` hold."""
-    if not isinstance(name, str):
-        return name
-    bare, texts = split(name)
-    return joined(bare, {key: text for key, text in texts.items() if key not in method.flagged})
-
-
 def _check_known(key: str, text: str, method: Method) -> None:
     """Raises ValueError if a setting is unknown, has no value, or is not read by the method."""
     known, bounds = options(MethodSettings), {**options(Drafting), **options(Retrieving)}
@@ -52,36 +45,10 @@ def _check_known(key: str, text: str, method: Method) -> None:
         )
         raise ValueError(f"{f'{key}={text}'!r} is no setting. Known: {settings}.")
     if key not in method.takes:
-        reads = sorted({*method.takes, *(one.name for one in method.own if one.name in bounds)})
-        raise ValueError(f"{method.name} does not read {key}. It reads {', '.join(reads) or 'no settings'}.")
-
-
-def check_options_read(method: Method, settings: Settings) -> None:
-    """Raises ValueError if an option was given that sets choices of methods, but none of this method.
-
-    A sweep does not call this, because its options are for all of its methods.
-
-    settings: as they were given
-    """
-    for flag in sorted(_choices_with_flags() & settings.flags.keys()):
-        if flag not in _flags_read(method):
-            readers = ", ".join(other.name for other in known().values() if flag in other.flags)
-            raise ValueError(
-                f"{flag} was given, and method {method} does not read it. Leave it out, or choose a "
-                f"--method that reads it: {readers}."
-            )
-
-
-def _choices_with_flags() -> set[str]:
-    bounds = (*options(Drafting).values(), *options(Retrieving).values())
-    return {option.flag for option in bounds}
-
-
-def _flags_read(method: Method) -> set[str]:
-    """Returns the flags whose values reach a proposer: a method over another one only passes its own values on."""
-    if not method.source:
-        return set(method.flags)
-    return method.flags.keys() & find(method.source).flags.keys()
+        reads = ", ".join(sorted({*method.takes, *method.bounds})) or "no settings"
+        readers = ", ".join(other.name for other in every().values() if key in other.bounds)
+        also = f" These methods read {key}: {readers}." if readers else ""
+        raise ValueError(f"{method.name} does not read {key}. It reads {reads}.{also}")
 
 
 def chosen_method(settings: Settings) -> tuple[Method, Settings]:
@@ -104,6 +71,6 @@ def chosen_method(settings: Settings) -> tuple[Method, Settings]:
             )
         if values.get("budget") is not None:
             budget = values["budget"]
-    method = find(name, settings.flags)
+    method = find(name)
     check_given(settings.given, method.needs)
-    return method, replace(settings.with_flags(method.flags), method=_without_flags(name, method), budget=budget)
+    return method, replace(settings, method=name, budget=budget)

@@ -66,21 +66,21 @@ def known() -> dict[str, Method]:
     return CORE | zoo() | installed()
 
 
-def find(what: str | Method | Proposer, flags: Mapping[str, Any] = MappingProxyType({})) -> Method:
+def find(what: str | Method | Proposer, bounds: Mapping[str, Any] = MappingProxyType({})) -> Method:
     """Returns a method.
 
     Args:
         what: A method's name, `FILE.py:OBJECT`, `MODULE:OBJECT`, or the object itself: a `Method` or a `Proposer`.  A
             name may be followed by choices, `+name=value` each.
-        flags: Values of choices that have flags, by flag; those of the name win.
+        bounds: Bounds of a step's tree, as in `Method.bounds`; those of the name win, and a method takes those it has.
 
     Raises:
         ValueError: there is no such method, or a choice is not allowed.
     """
     if not isinstance(what, str):
-        return _over(as_method(what, type(what).__name__).under(flags))
+        return _over(as_method(what, type(what).__name__).within(bounds))
     name, settings = split(what)
-    method = _over(_found(name).under(flags).choosing(settings))
+    method = _over(_found(name).within(bounds).choosing(settings))
     _check_reach(method, settings)
     return method
 
@@ -102,8 +102,8 @@ def _check_reach(method: Method, settings: Mapping[str, str]) -> None:
     """Raises ValueError if a setting of the name bounds a draft, and another method drafts that has no such bound."""
     if not method.source:
         return
-    for name, choice in method.flagged.items():
-        if name in settings and choice.flag not in find(method.source).flags:
+    for name in method.bounds:
+        if name in settings and name not in find(method.source).bounds:
             raise ValueError(
                 f"{method.name} is over {method.source!r}, which does not read {name}. Leave +{name}="
                 f"{settings[name]} out, or choose another +source."
@@ -168,7 +168,7 @@ def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -
         )
     source = None
     if method.source:
-        other = find(method.source, method.flags)
+        other = find(method.source, method.bounds)
         source = WithinBudget(build(other, parts), other.budget)
     parts = replace(parts, choices=method.choices, source=source)
     return method.adaptive(parts) if adaptive and method.adaptive is not None else method.build(parts)

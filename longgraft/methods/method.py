@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from longgraft.config.method_syntax import joined
 from longgraft.config.options import Option, options
-from longgraft.config.settings import Budget
+from longgraft.config.settings import Budget, Drafting, Retrieving
 from longgraft.methods.needs import Need
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ class Method:
         adaptive: Builds, from parts with costs, a proposer that chooses its own budgets up to `budget`; used
             if no budget is given.
         choices: Options of this method alone, a frozen dataclass of `option`s (`longgraft.config.options`),
-            which `build` finds in `parts.choices`; None: none.  A choice with a flag is also set by the
-            session's option of that flag, and is not printed with the name.
+            which `build` finds in `parts.choices`; None: none.
         over: Maps its choices to the name of another method that takes the drafter's place: the other's
             proposer is `parts.source`, and its needs are this method's; "": no other method.
         verifies: Maps parts to a function that changes the request's verifier, whose `launch` is called; only a
@@ -100,25 +99,16 @@ class Method:
         return wanted is None and self.adaptive is not None
 
     @property
-    def is_usual(self) -> bool:
-        """True if no choice was changed but those that an option of the session may set, too."""
-        return not self._printed
+    def bounds(self) -> dict[str, Any]:
+        """Its bounds of a step's tree, by name: those of `Drafting` and `Retrieving` that are among its choices."""
+        groups = [group for group in (Drafting, Retrieving) if isinstance(self.choices, group)]
+        return {name: getattr(self.choices, name) for group in groups for name in options(group)}
 
-    @property
-    def flagged(self) -> dict[str, Option]:
-        """The choices that have a flag."""
-        return {option.name: option for option in self.own if option.flag}
-
-    @property
-    def flags(self) -> dict[str, Any]:
-        """Their values, by flag."""
-        return {option.flag: option.default for option in self.flagged.values()}
-
-    def under(self, flags: Mapping[str, Any]) -> Method:
-        """Returns the method with these values, by flag, of the choices that have such a flag."""
-        chosen = {name: flags[option.flag] for name, option in self.flagged.items() if option.flag in flags}
-        if chosen:
-            return replace(self, choices=replace(self.choices, **chosen))
+    def within(self, bounds: Mapping[str, Any]) -> Method:
+        """Returns the method with those of these bounds that it has."""
+        read = {name: value for name, value in bounds.items() if name in self.bounds}
+        if read:
+            return replace(self, choices=replace(self.choices, **read))
         return self
 
     @property
@@ -151,14 +141,15 @@ class Method:
 
     def __str__(self) -> str:
         """Returns its name with the choices that differ from the usual ones, as `find` of `methods.find` takes it."""
-        return joined(self.name, self._printed)
+        return joined(self.name, self.changed)
 
     @property
-    def _printed(self) -> dict[str, str]:
+    def changed(self) -> dict[str, str]:
+        """The choices that differ from the usual ones, as texts."""
         return {
             option.name: option.text(option.default)
             for option in self.own
-            if option.name not in self.flagged and option.default != getattr(self.usual, option.name)
+            if option.default != getattr(self.usual, option.name)
         }
 
     @property
