@@ -119,7 +119,8 @@ def eagle3_chains(target: Target, network: Eagle3Network, ids: Sequence[int], st
         state = first_states
         for at_depth in range(2, depth + 1):
             tokens = text[starts + at_depth - 1]
-            state = network(state[None], tokens[None], chain.step(at_depth)[None], chain.attend)[0]
+            cos_sin = network.cos_sin(chain.step(at_depth)[None])
+            state = network(state[None], tokens[None], cos_sin, chain.attend)[0]
             columns[condition].append(is_right(state, at_depth))
     for at_depth in range(2, depth + 1):
         later_states = states[at_depth - 1 :][: len(starts)]
