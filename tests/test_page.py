@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import time
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import pytest
 from browser import CONTROL, SHIFT, Page, browser, chromium
@@ -23,6 +27,7 @@ from longgraft.models.catalogue import SUGGESTED
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
+from longgraft.serve.formats.markdown import MarkdownBlocks
 from longgraft.serve.formats.token_origins import Pictures, Spans
 from longgraft.target_model.model import Target
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
@@ -31,6 +36,7 @@ PROMPT, NEW = "def add(a, b):\n    return a <b> b\n" * 4, 90
 ORIGINS = (DRAFT, RETRIEVED, DRAFT | RETRIEVED)
 WORDS = {ROOT: "target", DRAFT: "drafted", RETRIEVED: "retrieved", DRAFT | RETRIEVED: "both"}
 IDLE = "!document.querySelector('#run').disabled"
+WRONG_KEY = "!document.querySelector('#wrong-key').hidden"
 
 
 @cache
@@ -97,22 +103,27 @@ def opened(page, server) -> Page:
     page.said.clear()
     page.open(f"{server}/")
     page.js("(localStorage.clear(), sessionStorage.clear())")
+    reopened(page)
     send_raw(page)
     return page
 
 
+def reopened(page: Page) -> None:
+    """Loads the page again, and waits until it knows the model."""
+    page("Page.reload")
+    page.until("document.readyState === 'complete' && document.querySelector('#model')?.textContent")
+
+
 def send_raw(page: Page) -> None:
-    """Unticks the chat message, which the page ticks once it knows that the model has a chat template."""
+    """Unticks the chat, which the page ticks once it knows that the model has a chat template."""
     page.until("document.querySelector('#chat').checked")
-    page.js("document.querySelector('#chat').checked = false")
+    page.js("document.querySelector('#chat').click()")
 
 
-def run(page: Page, new: int = NEW) -> None:
-    """Starts a run by keyboard, from the prompt, which has the focus."""
-    page.type(PROMPT)
-    page.press("Tab")
-    assert focused(page) == "max_tokens"
-    page.type(str(new))
+def run(page: Page, new: int = NEW, prompt: str = PROMPT) -> None:
+    """Starts a run by keyboard, from the prompt."""
+    page.js(f"(document.querySelector('#max_tokens').value = {new}, document.querySelector('#prompt').focus())")
+    page.type(prompt)
     page.press("Enter", CONTROL)
 
 
@@ -132,6 +143,10 @@ def spans(page: Page) -> list[list[str]]:
 
 def text(page: Page, name: str) -> str:
     return page.js(f"document.querySelector('#{name}').textContent")
+
+
+def value(page: Page, name: str) -> str:
+    return page.js(f"document.querySelector('#{name}').value")
 
 
 def expected_steps(new: int = NEW) -> list[Step]:
@@ -188,7 +203,7 @@ def test_the_tree_of_a_step_is_drawn_whole_and_also_listed(opened):
                 for *_, left, top, wide, high in boxes[:i]
             )
         assert opened.js("document.querySelector('#tree').getAttribute('aria-label')").startswith(f"Step {number}: ")
-    opened.js("document.querySelector('summary').focus()")
+    opened.js("document.querySelector('#listing summary').focus()")
     opened.press("Enter")
     opened.until("document.querySelectorAll('#list li').length")
     assert opened.js("document.querySelectorAll('#list li').length") == len(steps[1].tree) + 1
@@ -220,12 +235,10 @@ def test_escape_ends_decoding_and_comparison(page):
 def test_a_comparison_shows_plain_decoding_and_a_stop_text_is_never_shown(opened):
     whole = "".join(step.text for step in expected_steps(40))
     opened.js(f"document.querySelector('#stop').value = {whole[34:38]!r}")
-    run(opened, 40)
     while focused(opened) != "compare":
         opened.press("Tab")
     opened.press(" ")
-    opened.until(IDLE)
-    opened.press("Enter", CONTROL)
+    run(opened, 40)
     opened.until(f"{IDLE} && !document.querySelector('#times').hidden")
     assert text(opened, "same") == "identical ids \u2713" and text(opened, "speedup").endswith("\u00d7")
     assert float(text(opened, "plain-rate").replace(",", "")) > 0
@@ -241,7 +254,7 @@ def test_break_even_shows_where_the_answer_stands(opened):
     assert need.count("L") == 6 and own.endswith("h0")
     height = float(own.split()[1][:-2])
     assert 0 <= height < min(float(point.split()[1]) for point in need[1:].split("L")), "more tokens than are needed"
-    assert "tokens per step of " in text(opened, "even-about")
+    assert text(opened, "even-about").endswith(" rows (dot)") and "Above the line" in opened.js("$('even').title")
 
 
 def test_an_answer_of_one_token_shows_no_ratio(opened):
@@ -260,9 +273,8 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(opened):
     assert not dark()
     opened.prefers(color_scheme="dark")
     assert dark()
-    for _ in range(2):
+    while focused(opened) != "theme":
         opened.press("Tab", SHIFT)
-    assert focused(opened) == "theme"
     opened.press("Enter")  # light, in a dark system
     assert not dark()
     opened.open(opened.js("location.href"))
@@ -282,6 +294,7 @@ def test_the_page_shows_the_error_message_of_the_server(opened):
         opened.press("Enter", CONTROL)
         opened.until(f"{IDLE} && !document.querySelector('#trouble').hidden")
         assert text(opened, "trouble").endswith(sentence) and "\n" not in text(opened, "trouble")
+        assert value(opened, "prompt") == prompt and not opened.js("turns.length")  # to be mended and sent again
         opened.js("document.querySelector('#trouble').hidden = true")
 
 
@@ -312,7 +325,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(page):
         assert page.js("sessionStorage.getItem('key')") is None
         page.open(f"{address}/?")
         for key in ("wrong", "open sesame"):
-            page.until("document.querySelector('#locked').open")
+            page.until(f"document.querySelector('#locked').open && {WRONG_KEY} === {json.dumps(key != 'wrong')}")
             assert focused(page) == "key"
             page.type(key)
             page.press("Enter")
@@ -325,71 +338,344 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(page):
 def test_tab_reaches_every_control_in_page_order_with_a_visible_focus(opened):
     run(opened, 20)
     finished(opened)
-    opened.js("document.querySelector('#theme').focus()")
-    order = ["theme"]
-    while order[-1] not in ("summary", "body"):
+    opened.js(
+        "(document.querySelector('#more').open = document.querySelector('#settings').open = true, "
+        "document.querySelector('#prompt').value = 'x', sized(), document.querySelector('#more summary').focus())"
+    )
+    order = ["summary"]
+    while order[-1] != "body":
         line = opened.js("(style => style.outlineStyle + style.outlineWidth)(getComputedStyle(document.activeElement))")
         assert line == "solid2px", order
         opened.press("Tab")
-        order.append(focused(opened) or opened.js("document.activeElement.localName"))
-    assert order == [
-        "theme",
-        "open",
-        "clear",
-        "prompt",
-        "max_tokens",
-        "temperature",
-        "seed",
-        "stop",
-        "compare",
-        "chat",
-        "run",
-        "example",
-        "drafted",
-        "retrieved",
-        "both",
-        "target",
-        "copy",
-        "answer",
-        "step",
-        "canvas",
-        "summary",
-    ]
-
-
-def test_example_fills_in_a_program_with_a_request_for_chats_and_sends_it(opened):
-    for chat, ending in ((False, '"""Remove all items."""\n'), (True, "attribute limit to capacity.")):
-        opened.js(
-            f"(document.querySelector('#chat').checked = {str(chat).lower()}, "
-            "document.querySelector('#example').click())"
+        order.append(
+            focused(opened)
+            or opened.js("document.activeElement.type && document.activeElement.textContent")
+            or opened.js("document.activeElement.localName")
         )
-        opened.until(f"{IDLE} && document.querySelector('#trouble').textContent.endsWith('Shorten it.')")  # the toy
-        assert opened.js("document.querySelector('#prompt').value").endswith(ending)
-        assert opened.js("document.querySelector('#compare').checked")
-        opened.js("document.querySelector('#trouble').textContent = ''")
+    conversation = ["turns", "Edit", "Copy", "Retry", "Inspect"]
+    message = ["prompt", "run", "example", "open", "clear", "compare", "summary"]
+    settings = ["max_tokens", "temperature", "seed", "stop", "chat"]
+    inspector = ["drafted", "retrieved", "both", "target", "answer", "step", "canvas", "summary"]
+    header = ["summary", "theme", "anew", "export"]
+    assert order == [*header, *conversation, *message, *settings, *inspector, "body"]
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_example_is_a_program_with_a_request_for_chats(opened, chat):
+    if chat:
+        opened.js("document.querySelector('#chat').click()")
+    opened.js("document.querySelector('#example').click()")
+    opened.until(f"{IDLE} && document.querySelector('#trouble').textContent.endsWith('Shorten it.')")  # the toy
+    assert value(opened, "prompt").endswith("attribute limit to capacity." if chat else '"""Remove all items."""\n')
+    assert opened.js("document.querySelector('#compare').checked")
 
 
 def test_the_embedded_model_continues_the_example_and_its_page_says_that_it_is_a_toy(page):
     with listening(load(tell=False)) as (address, _):
         page.open(f"{address}/")
-        page.until("document.querySelector('#about').textContent")
+        page.until("document.querySelector('#model').textContent")
         page.js("document.querySelector('#example').click()")
         page.until(f"{IDLE} && !document.querySelector('#times').hidden")
         said = text(page, "status")
         assert said.startswith("Done. Plain decoding says the same; this was ") and "repeats itself" not in said
         assert int(text(page, "new")) == 64 and int(text(page, "steps")) < 63
-        about = text(page, "about")
-        assert "a toy of 7 million parameters" in about and f"longgraft serve {SUGGESTED} (491 MB" in about
+        assert (text(page, "model"), text(page, "chosen")) == ("embedded", "graft-x, on cpu")
+        assert "a toy of 7 million parameters" in text(page, "toy") and "(491 MB" in text(page, "toy")
+        assert page.js("document.querySelector('#toy code').textContent") == f"longgraft serve {SUGGESTED}"
+        assert "embedded on cpu in float32" in text(page, "details")
 
 
-def test_a_phone_shows_the_answer_before_the_speed_and_scrolls_in_one_direction(opened):
-    opened.screen(390, 844)
-    tops = opened.js(
-        "['ask', 'answer-card', 'figures', 'tree-card'].map("
-        "id => document.getElementById(id).getBoundingClientRect().top)"
-    )
-    assert tops == sorted(tops)
+@pytest.mark.parametrize("size", [(1280, 720), (1300, 900), (390, 844)])
+def test_nothing_of_the_page_is_out_of_view(opened, size):
+    """The conversation and the inspector scroll for themselves; the message and the speed stay in view."""
+    opened.screen(*size)
+    run(opened, 80)
+    finished(opened)
     assert opened.js("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert opened.js("document.documentElement.scrollHeight <= document.documentElement.clientHeight")
+    assert seen_whole(opened, "run") and seen_whole(opened, "settings")
+    if size[0] < 1000:
+        assert not opened.js("document.querySelector('#inspector').checkVisibility()")
+        opened.js("[...document.querySelectorAll('.inspect')].at(-1).click()")
+        assert not opened.js("document.querySelector('#talk').checkVisibility()") and seen_whole(opened, "legend")
+        tops = opened.js("['answer-card', 'figures', 'tree-card'].map(id => $(id).getBoundingClientRect().top)")
+        assert tops == sorted(tops)
+        opened.js("document.querySelector('#to-talk').click()")
+        assert seen_whole(opened, "run")
+    else:
+        assert all(seen_whole(opened, name) for name in ("rate", "chart", "facts", "which"))
+
+
+def seen_whole(page: Page, name: str) -> bool:
+    """Returns True if an element lies within the window."""
+    return page.js(
+        f"(box => box.width > 0 && box.top >= 0 && box.bottom <= innerHeight && box.right <= innerWidth)"
+        f"($('{name}').getBoundingClientRect())"
+    )
+
+
+ANSWER = (
+    "# A *list*\n\n1. one\n2. <b onclick='x()'>two</b>\n\n```python\nx = '<i>'\n```\n\n"
+    "| a | b |\n|--:|---|\n| 1 | [site](https://a.example) [bad](javascript:x) ![p](http://b.example/p.png) |\n"
+)
+
+
+def answers_with(page: Page, answer: str, known: int = 0, **more: object) -> None:
+    """Lets the page hear this answer, as the server would tell it, to everything that it sends; see `sent`.
+
+    more: fields of the event `done`, and those of `compared`, if it is given
+    """
+    blocks = MarkdownBlocks()
+    blocks.push(answer)
+    compared = more.pop("compared", None)
+    stats = {"new_tokens": 3, "steps": 2, "mat": 0.5, "prefill_seconds": 1.0, "decode_seconds": 1.0}
+    stats |= {
+        "decode_tokens_per_second": 2.0,
+        "reused_tokens": known,
+        "prompt_tokens": 1633,
+        "peak_memory_bytes": 2**30,
+    }
+    step = {"new_tokens": 3, "steps": 2, "seconds": 1.0, "mat": 0.5, "tree": None}
+    events = [
+        ("start", {"prompt_tokens": 1633, "max_tokens": 9, "break_even": []}),
+        ("step", step | {"tokens": [{"at": 0, "origin": "retrieved", "text": answer}]}),
+        ("text", blocks.rendered()),
+        ("done", {"finish_reason": "eos", "stats": stats, "loops": False} | more),
+        *([("compared", compared)] if compared else []),
+        ("end", {}),
+    ]
+    lines = "".join(f"event: {name}\ndata: {json.dumps(told)}\n\n" for name, told in events)
+    page.js(
+        "(window.sent = [], window.fetch = async (_, {body}) => "
+        f"(sent.push(JSON.parse(body)), new Response({json.dumps(lines)})))"
+    )
+
+
+def ask_in_chat(page: Page, message: str) -> None:
+    """Sends a chat message by keyboard, and waits for its answer."""
+    page.js("($('chat').checked || $('chat').click(), $('prompt').focus())")
+    page.type(message)
+    page.press("Enter")
+    page.until(f"{IDLE} && !$('prompt').value")
+
+
+def test_an_answer_is_laid_out_and_its_markup_stays_text(opened):
+    answers_with(opened, ANSWER)
+    ask_in_chat(opened, "hello")
+    body = "document.querySelector('.turn.assistant .body')"
+    texts = {
+        "h3 em": "list",
+        "li:nth-child(2)": "<b onclick='x()'>two</b>",
+        ".code p span": "python",
+        "pre": "x = '<i>'\n",
+        "td[align=right]": "1",
+        "td:last-child": "site [bad](javascript:x) !p",
+    }
+    assert {place: opened.js(f"{body}.querySelector('{place}').textContent") for place in texts} == texts
+    links = opened.js(f"[...{body}.querySelectorAll('a')].map(a => [a.href, a.target, a.rel])")
+    assert links[0] == ["https://a.example/", "_blank", "noopener noreferrer"]
+    assert not opened.js(f"{body}.querySelectorAll('b, i, img').length") and not opened.said
+    opened.js(f"{body}.querySelector('.code button').click()")
+    opened.until("/Copied|Selected/.test($('status').textContent)")
+
+
+def test_a_conversation_is_sent_whole(opened):
+    answers_with(opened, "It is *3*.", known=1535)
+    ask_in_chat(opened, "one")
+    ask_in_chat(opened, "two")
+    answer = {"role": "assistant", "content": "It is *3*."}
+    assert opened.js("sent[1].messages") == [
+        {"role": "user", "content": "one"},
+        answer,
+        {"role": "user", "content": "two"},
+    ]
+    assert opened.js("document.querySelector('.turn:last-child .aside').textContent") == (
+        "1,535 of 1,633 tokens were known \u00b7 3 tokens \u00b7 2.0 tokens/s"
+    )
+    # An earlier message is changed, and what followed it goes.
+    opened.js("document.querySelectorAll('.turn.user button')[0].click()")
+    assert value(opened, "prompt") == "one" and not opened.js("$('editing').hidden")
+    ask_in_chat(opened, " more")
+    assert opened.js("sent.at(-1).messages") == [{"role": "user", "content": "one more"}]
+    assert opened.js("document.querySelectorAll('.turn').length") == 2 and opened.js("$('editing').hidden")
+    # Another answer where one is drawn takes another seed.
+    opened.js(
+        "($('temperature').value = 1, "
+        "[...document.querySelectorAll('.turn button')].find(b => b.textContent === 'Retry').click())"
+    )
+    opened.until(f"{IDLE} && sent.length === 4")
+    assert opened.js("[sent[3].messages, sent[3].seed]") == [[{"role": "user", "content": "one more"}], 1]
+
+
+def test_a_refused_message_leaves_the_conversation_as_it_was(opened):
+    answers_with(opened, "yes")
+    ask_in_chat(opened, "one")
+    ask_in_chat(opened, "two")
+    opened.js(
+        "(document.querySelectorAll('.turn.user button')[0].click(), $('prompt').value = 'x'.repeat(600), "
+        'window.fetch = async () => new Response(\'{"error": {"message": "No."}}\', {status: 400}))'
+    )
+    opened.press("Enter")
+    opened.until("!$('trouble').hidden")
+    assert text(opened, "trouble") == "No." and value(opened, "prompt") == "x" * 600
+    assert opened.js("turns.map(turn => turn.text)") == ["one", "yes", "two", "yes"]
+    assert opened.js("editing") == 0 and not opened.js("$('editing').hidden")
+
+
+def test_an_empty_chat_message_is_refused(opened):
+    opened.js("($('chat').click(), $('prompt').focus())")
+    opened.press("Enter")
+    opened.until("!$('trouble').hidden")
+    assert text(opened, "trouble") == "The message is empty. Write one."
+
+
+def test_a_reload_keeps_the_conversation_and_the_message_that_is_written(opened):
+    run(opened, 40)
+    finished(opened)
+    shown, figures = spans(opened), text(opened, "facts")
+    opened.js("$('prompt').focus()")
+    opened.type("half a mess")
+    opened.until("localStorage.getItem('draft') === 'half a mess'")
+    reopened(opened)
+    assert value(opened, "prompt") == "half a mess"
+    assert opened.js("turns.map(turn => turn.text)") == [PROMPT, "".join(piece for _, piece in shown)]
+    assert (spans(opened), text(opened, "facts")) == (shown, figures)
+    assert opened.js("document.querySelector('.turn.assistant .body').textContent") == "".join(p for _, p in shown)
+    assert text(opened, "no-tree") == "The trees of an answer are kept until the page is left."
+
+
+def test_a_conversation_is_exported_and_a_new_one_begins(opened):
+    answers_with(opened, "It is *3*.", known=1535)
+    ask_in_chat(opened, "one")
+    opened.js(
+        "(window.made = [], URL.createObjectURL = blob => { made.push(blob.text()); return '#'; }, $('export').click())"
+    )
+    told = json.loads(opened.js("made[0]"))
+    assert [(turn["role"], turn["text"]) for turn in told["turns"]] == [("user", "one"), ("assistant", "It is *3*.")]
+    assert told["turns"][1]["seen"]["pieces"] == [["It is *3*.", "retrieved", 2]]
+    assert told["turns"][1]["seen"]["known"] == 1535 and told["model"] == "llama"
+    opened.js("$('anew').click()")
+    assert opened.js("turns.length") == 0 and text(opened, "steps") == "\u2013"
+    opened.js("$('anew').click()")  # it can be brought back
+    assert opened.js("turns.length") == 2 and text(opened, "steps") == "2"
+
+
+def test_every_answer_can_be_inspected(opened):
+    for number in (20, 40):
+        run(opened, number)
+        finished(opened)
+    assert text(opened, "new") == "40"
+    opened.js("[...document.querySelectorAll('.inspect')][0].click()")
+    assert text(opened, "new") == "20" and len("".join(piece for _, piece in spans(opened))) == 20
+    assert text(opened, "which").endswith(f" of {text(opened, 'steps')}")
+    assert opened.js("document.querySelector('.inspected') === document.querySelectorAll('.turn')[1]")
+
+
+def test_a_loop_has_no_ratio(opened):
+    compared = {
+        "identical": True,
+        "first_divergence": None,
+        "may_differ": "",
+        "plain_tokens_per_second": 1.0,
+        "speedup": 9.0,
+    }
+    for loops, ratio, caption in (
+        (False, "9.00\u00d7", "this method"),
+        (True, "\u2013", "in a loop, which is no speed"),
+    ):
+        answers_with(opened, "a", loops=loops, compared=compared)
+        ask_in_chat(opened, "x")
+        assert (text(opened, "speedup"), text(opened, "rate-about")) == (ratio, caption)
+
+
+def test_several_dropped_files_are_taken_but_for_the_bad_ones(opened):
+    opened.js(
+        "take([new File(['one'], 'a.txt'), new File([new Uint8Array([255, 0])], 'b.bin'), new File(['two'], 'c.txt')])"
+    )
+    opened.until("$('prompt').value")
+    assert value(opened, "prompt") == "one\ntwo" and text(opened, "trouble").startswith("b.bin is no text in UTF-8.")
+    assert text(opened, "status") == "2 of 3 files are the message, one after the other."
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1280, 720), (390, 844)])
+def test_axe_finds_nothing(opened, theme, size):
+    """Axe checks roles, names and contrast."""
+    place = os.environ.get("AXE_CORE", "")
+    if not place:
+        pytest.skip("AXE_CORE is not set to axe-core's axe.min.js: npm install axe-core")
+    opened.screen(*size)
+    opened.prefers(color_scheme=theme)
+    opened.js(Path(place).read_text() + "; 0")
+    answers_with(opened, ANSWER)
+    for prepared in (
+        "0",
+        f"send(0, {ANSWER * 9!r})",
+        "($('more').open = $('settings').open = true)",
+        "look_at('inspector')",
+    ):
+        opened.js(f"Promise.resolve({prepared}).then(() => 0)")
+        found = opened.js("axe.run(document).then(r => r.violations.map(v => v.id + ' ' + v.nodes[0].html))")
+        assert not found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_text_in_pieces_is_laid_out_as_the_whole(seed):
+    parts = [
+        "a",
+        " ",
+        "\n",
+        "\n\n",
+        "# ",
+        "- ",
+        "1. ",
+        "> ",
+        "```",
+        "    ",
+        "|",
+        "\n|--|",
+        "---",
+        "**",
+        "`",
+        "[a](http://b)",
+        "\r\n",
+    ]
+    drawn = random.Random(seed)
+    for _ in range(300):
+        pieces = [drawn.choice(parts) for _ in range(20)]
+        whole, grown, shown = MarkdownBlocks(), MarkdownBlocks(), []
+        whole.push("".join(pieces))
+        for piece in pieces:
+            grown.push(piece)
+            told = grown.rendered()
+            shown[told["from"] :] = told["blocks"]
+        assert shown == whole.rendered()["blocks"], pieces
+
+
+@pytest.mark.parametrize("hostile", ["[" * 60_000, "[a](" * 15_000, "**a " * 15_000, "- " * 30_000, "> " * 30_000])
+def test_no_text_takes_long_to_lay_out(hostile):
+    blocks = MarkdownBlocks()
+    blocks.push(hostile)
+    began = time.process_time()
+    blocks.rendered()
+    assert time.process_time() - began < 1
+
+
+def test_a_chat_is_told_as_html_too():
+    asked = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 20}
+    both = asking(lambda http: http.post("/watch", json=asked | {"prompt": "y"}), session()).json()
+    assert both["error"]["message"] == "prompt was given with messages. Leave one of them out."
+    lines = asking(lambda http: http.post("/watch", json=asked), session()).text.split("\n\n")
+    events = [(name[7:], json.loads(told[6:])) for name, told in (line.split("\n") for line in lines[:-1])]
+    shown, answer = [], ""
+    for name, told in events:
+        if name == "text":
+            shown[told["from"] :] = told["blocks"]
+        if name == "step":
+            answer += "".join(piece["text"] for piece in told["tokens"])
+    whole = MarkdownBlocks()
+    whole.push(answer)
+    assert shown == whole.rendered()["blocks"] and answer
 
 
 def test_figures_sent_while_decoding_end_at_the_final_statistics():
@@ -414,7 +700,13 @@ def test_the_page_is_not_told_the_folder_of_the_model():
     engine = Engine(Lane(Target(toy_target().model, "/home/me/models/fox"), PlainDecoding(), Clock()))
     one = Session(engine, characters(), about)
     told = asking(lambda http: http.get("/watch"), one).json()
-    assert told == {"about": ["fox on cpu"], "chat": True}
+    assert told == {
+        "model": "fox",
+        "chosen": "unnamed, on cpu",
+        "toy": "",
+        "details": ["fox on cpu"],
+        "chat": True,
+    }
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])

@@ -102,7 +102,7 @@ CHATS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "/v1/messages/count_tokens": lambda text: {"messages": [{"role": "user", "content": text}]},
     RESPONSES: lambda text: {"input": text},
     "/tokenize": lambda text: {"messages": [{"role": "user", "content": text}]},
-    "/watch": lambda text: {"prompt": text, "chat": True},
+    "/watch": lambda text: {"messages": [{"role": "user", "content": text}]},
 }
 TEXTS: list[tuple[str, dict[str, Any]]] = [
     *((path, made(LONG)) for path, made in CHATS.items()),

@@ -216,5 +216,5 @@ def test_tokens_within_tokens_are_cut_too():
 
 
 def test_the_page_takes_its_prompt_as_text():
-    ids = ids_of("/watch", prompt=f"a{MARK}b", chat=True)
+    ids = ids_of("/watch", messages=[{"role": "user", "content": f"a{MARK}b"}])
     assert SPECIAL not in ids and spelt(MARK) in text(ids)

@@ -11,10 +11,11 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from importlib.resources import files
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, StreamingResponse
+from pydantic import Field
 from starlette.background import BackgroundTask
 
 from longgraft.budget.break_even import ROWS, needed
@@ -22,9 +23,12 @@ from longgraft.comparison.levels import first_divergence, may_differ
 from longgraft.comparison.with_plain import plain_session, speeds
 from longgraft.engine.repetition import loops
 from longgraft.engine.step import Step
+from longgraft.methods.assembly import PROMISES
 from longgraft.models.catalogue import EMBEDDED, toy_note
 from longgraft.serve.answer_context import AnswerContext
+from longgraft.serve.formats.contents import MESSAGES, Message
 from longgraft.serve.formats.errors import ApiError, client_errors
+from longgraft.serve.formats.markdown import MarkdownBlocks
 from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, AnswerRequest, ChatRequest
 from longgraft.serve.formats.token_origins import Pictures, Spans
 from longgraft.serve.prompts import Encoded, chat, plain_prompt, prepared
@@ -40,15 +44,15 @@ class WatchRequest(AnswerRequest):
     """A request of the page.
 
     Attributes:
-        prompt: The text.
-        chat: Send the prompt as a chat message.
-        compare: Decode it plainly afterwards.
+        prompt: Text to continue, if there are no messages.
+        messages: A conversation, whose answer is also sent as HTML.
+        compare: Decode the same prompt plainly afterwards.
     """
 
     default_tokens: ClassVar[int] = DEFAULT_TOKENS
 
-    prompt: str
-    chat: bool = False
+    prompt: str = ""
+    messages: Annotated[list[Message], Field(max_length=MESSAGES, fail_fast=True)] | None = None
     compare: bool = False
 
 
@@ -64,10 +68,13 @@ def router(state: State) -> APIRouter:
 
     def prepare(body: WatchRequest) -> Encoded:
         state.need_tokenizer("prompt")
-        if body.chat:
-            state.need_template("chat")
-            fields = body.model_dump(include={"special_tokens_in_content"})
-            fields["messages"] = [{"role": "user", "content": body.prompt}]
+        if body.messages:
+            if body.prompt:
+                raise ApiError(400, "prompt was given with messages. Leave one of them out.", "prompt")
+            state.need_template("messages")
+            if body.messages[-1].content in (None, ""):
+                raise ApiError(400, "The message is empty. Write one.", "messages")
+            fields = body.model_dump(include={"special_tokens_in_content", "messages"}, exclude_unset=True)
             encoded = chat(state, ChatRequest.model_validate(fields))
         else:
             requested = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
@@ -81,11 +88,16 @@ def router(state: State) -> APIRouter:
 
     @routes.get("/watch")
     async def about() -> dict[str, Any]:
-        """Returns the session's description, without the paths of folders."""
-        lines = [line.replace(state.session.target.name, state.name) for line in state.session.about]
-        if state.session.target.name == EMBEDDED:
-            lines.insert(0, toy_note("serve"))
-        return {"about": lines, "chat": bool(getattr(state.tokenizer, "chat_template", None))}
+        """Returns what the page's header says of the session, without the paths of folders."""
+        session = state.session
+        is_toy = session.target.name == EMBEDDED
+        return {
+            "model": state.name,
+            "chosen": f"{session.method}{PROMISES[session.promise]}, on {session.target.device}",
+            "toy": toy_note("serve") if is_toy else "",
+            "details": [line.replace(session.target.name, state.name) for line in session.about],
+            "chat": bool(getattr(state.tokenizer, "chat_template", None)),
+        }
 
     @routes.post("/watch")
     async def watch(body: WatchRequest, request: BodyRequest) -> StreamingResponse:
@@ -95,7 +107,7 @@ def router(state: State) -> APIRouter:
         served = state.submitted(*encoded)
         # The background task runs even if the client disconnects before the first event.
         return StreamingResponse(
-            _lines(state, served, body.compare),
+            _lines(state, served, body),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
             background=BackgroundTask(served.cancel),
@@ -104,14 +116,14 @@ def router(state: State) -> APIRouter:
     return routes
 
 
-async def _lines(state: State, served: ServedRequest, compare: bool) -> AsyncIterator[str]:
+async def _lines(state: State, served: ServedRequest, body: WatchRequest) -> AsyncIterator[str]:
     """Yields server-sent events, and comments.
 
-    The events are start, read, step and done, with `compare` plain and compared, error, and end.
+    The events are start, read, step, with messages text, and done, with `compare` plain and compared, error, and end.
     """
     try:
         with client_errors(constraint=served.context.constraint_field):
-            async for event in _answer(state, served, compare):
+            async for event in _answer(state, served, body):
                 if event is None:
                     yield ": waiting\n\n"
                 else:
@@ -125,7 +137,7 @@ def _line(name: str, fields: dict[str, Any]) -> str:
     return f"event: {name}\ndata: {json.dumps(fields, separators=(',', ':'))}\n\n"
 
 
-async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIterator[Event | None]:
+async def _answer(state: State, served: ServedRequest, body: WatchRequest) -> AsyncIterator[Event | None]:
     """Yields the events of one answer, and None after a beat without an event."""
     requested = served.requested
     beat = state.options.beat
@@ -134,6 +146,7 @@ async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIt
     spans = Spans(state.tokenizer, requested.ids)
     pictures = Pictures(state.tokenizer)
     progress = AnswerProgress(len(requested.ids))
+    blocks = MarkdownBlocks()
     async for step in _steps(served, beat):
         if step is None:
             yield None
@@ -141,6 +154,12 @@ async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIt
             yield "read", progress.reading()
         else:
             yield "step", progress.decoding() | {"tokens": spans.push(step), "tree": pictures.of(step)}
+            if body.messages:
+                blocks.push(step.text)
+        if blocks.due():
+            yield "text", await asyncio.to_thread(blocks.rendered)
+    if blocks.changed:
+        yield "text", await asyncio.to_thread(blocks.rendered)
     end = served.end
     assert end is not None
     yield (
@@ -151,7 +170,7 @@ async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIt
             "loops": await asyncio.to_thread(loops, progress.ids),
         },
     )
-    if not compare or end.reason in ("cancelled", "time"):
+    if not body.compare or end.reason in ("cancelled", "time"):
         return
     again = AnswerProgress(len(requested.ids))
     alone = plain_session(state.session, recorded=True)
