@@ -132,7 +132,7 @@ class Processor:
     architecture: Architecture
     config: Config
 
-    def process(self, weights: np.ndarray, name: str) -> GGUFTensor:
+    def process(self, weights: np.ndarray, name: str, **_: Any) -> GGUFTensor:
         return GGUFTensor(self.architecture.change(name, weights, self.config), name, {})
 
 
