@@ -142,10 +142,7 @@ def test_a_family_that_transformers_does_not_have_is_refused(tmp_path, monkeypat
         load(tmp_path / "toy.gguf")
 
 
-def test_files_that_longgraft_reads_by_itself_are_refused_as_floats_or_where_they_are_not_known(tmp_path, kernels):
-    write_model(tmp_path / "toy.gguf", "granitemoe")
-    with pytest.raises(ValueError, match=r"is granitemoe, of which longgraft reads GGUF files only in their blocks"):
-        load(tmp_path / "toy.gguf", weights="float")
+def test_a_file_with_a_tensor_that_is_not_known_is_refused(tmp_path, kernels):
     write_model(tmp_path / "other.gguf", "granitemoe", renamed={"blk.0.ffn_gate_inp.weight": "blk.0.ffn_odd.weight"})
     with pytest.raises(ValueError, match=r"holds the tensor blk\.0\.ffn_odd\.weight, which granitemoe models have no"):
         load(tmp_path / "other.gguf", weights="gguf")
@@ -154,7 +151,7 @@ def test_files_that_longgraft_reads_by_itself_are_refused_as_floats_or_where_the
 def test_experts_of_a_model_that_is_larger_than_the_memory_are_read_from_the_disk(tmp_path, monkeypatch, kernels):
     write_model(tmp_path / "toy.gguf", "qwen3moe")
     ids, held = toy_prompt(50), load(tmp_path / "toy.gguf")
-    monkeypatch.setattr("longgraft.models.gguf_blocks.free_bytes", lambda device: 1000)
+    monkeypatch.setattr("longgraft.models.gguf_filler.free_bytes", lambda device: 1000)
     read = load(tmp_path / "toy.gguf")
     note = "the model is larger than the free memory: its experts are read from the disk as they are needed"
     assert note in read.about and note not in held.about

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 import longgraft
 from longgraft.config.settings import Pair
 from longgraft.loading import assemble
-from longgraft.models import gguf_files, gguf_header, gguf_tokenizer
+from longgraft.models import gguf_files, gguf_floats, gguf_header, gguf_tokenizer
 from longgraft.models.files import files_of
-from longgraft.models.gguf_blocks import FileTensor, TensorTable
+from longgraft.models.gguf_filler import FileTensor, TensorTable
 
 IDS = torch.tensor([[1, 40, 50, 60, 70, 41, 90, 33]])
 
@@ -87,7 +87,7 @@ def test_a_file_is_dequantised_once_per_dtype_wherever_it_is(file, tmp_path, cac
     assert f"dequantising toy.gguf to float32, once: 0 MB in {cache}" in capsys.readouterr().err
     half = load(file, dtype="bfloat16")
     assert half.target.dtype == torch.bfloat16 and len(list(cache.glob("*-*"))) == 2
-    monkeypatch.setattr(gguf_files, "_write_floats", lambda *_: pytest.fail("a kept model was dequantised again"))
+    monkeypatch.setattr(gguf_floats, "_write_floats", lambda *_: pytest.fail("a kept model was dequantised again"))
     shutil.copy(file, tmp_path / "copy.gguf")
     assert load(tmp_path / "copy.gguf").generate("the", max_new_tokens=8).token_ids == first
     assert load(file, dtype="float16").target.dtype == torch.float16
@@ -141,7 +141,7 @@ REFUSED = {
     ),
     "of a quantisation that cannot be read": (
         lambda path: write_gguf(path, odd="blk.1.ffn_up.weight"),
-        r"Model .* could not be loaded: .*Dequantization for Q8_1 is not yet",
+        r"Model .* could not be loaded: blk.1.ffn_up.weight is Q8_1, which the package gguf does not dequantise\. Give",
     ),
     "cut in its weights": (
         lambda path: [write_gguf(path), cut(path, 90_000)],

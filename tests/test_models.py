@@ -18,7 +18,7 @@ from longgraft.config.settings import Settings
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.sweep import sweep
 from longgraft.loading import assemble
-from longgraft.models import fetch, gguf_files
+from longgraft.models import fetch, gguf_floats
 from longgraft.models.catalogue import catalogue
 from longgraft.models.targets import usual_cache_dtype
 from longgraft.yarn_drafters.checkpoint import save_head
@@ -54,7 +54,7 @@ def model(tmp_path, monkeypatch, cache):
 def test_load_sweep_server_and_doctor_accept_a_name(model, tmp_path, monkeypatch, capsys):
     session = longgraft.load("toy", None, tell=False, method="pld")
     assert torch.equal(session.target.model(IDS).logits, model(IDS).logits) and session.target.name == "toy"
-    monkeypatch.setattr(gguf_files, "_write_floats", lambda *_: pytest.fail("dequantised again"))
+    monkeypatch.setattr(gguf_floats, "_write_floats", lambda *_: pytest.fail("dequantised again"))
     monkeypatch.setattr(fetch, "_fetch", lambda *_: pytest.fail("fetched again"))
     (fetch.cached(catalogue()["toy"])).unlink()  # its dequantised weights are enough
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "the end " * 40, "continuation": "the end " * 8}))

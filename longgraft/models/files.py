@@ -14,7 +14,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from longgraft.models.catalogue import EMBEDDED, Entry, catalogue, check_model_name, embedded
 from longgraft.models.fetch import get, here
-from longgraft.models.gguf_files import dequantized, described, described_folder, gguf_of
+from longgraft.models.gguf_files import described, described_folder, gguf_of
+from longgraft.models.gguf_floats import float_folder
 from longgraft.models.gguf_tensors import TensorTable
 from longgraft.models.hub import hub_answers, offline
 from longgraft.models.store import sha256_of
@@ -66,7 +67,7 @@ class Files:
         """
         if self.gguf is None:
             return self.path
-        return str(dequantized(self.name, Path(self.path), self.gguf, dtype))
+        return str(float_folder(self, dtype))
 
     def in_floats(self, dtype: torch.dtype) -> PreTrainedModel:
         """Returns the model with weights as floats, on the CPU."""

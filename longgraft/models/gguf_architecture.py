@@ -32,20 +32,6 @@ Config = Mapping[str, Any]
 """Entries of a configuration by name."""
 
 
-OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-"""Modules outside of layers."""
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-"""Modules of a layer that most architectures have."""
 SIGMOID = 2  # number of the metadata for routers that take a sigmoid
 PARTS = ("gate", "up", "down")  # matrices of a gated network, in the names of a file
 JOINED = ("first", "second")  # parts of a matrix that the model has as one and the file as two
@@ -62,10 +48,10 @@ class Architecture:
 
     Attributes:
         model_type: transformers' name of it.
-        modules: Modules of a layer by their names in the file, or parameters if a suffix is given, besides LAYER.
-            MODULE.first and MODULE.second are the two tensors of a matrix that the model has as one.
-        outside: Modules outside of layers by their names in the file, besides OUTSIDE.
-        root: Module that has the layers.
+        renamed: Parameters by their names in the file, where the `gguf` package has another name or none; those of a
+            layer without its number.  MODULE.first and MODULE.second are the two tensors of a matrix that the model
+            has as one.
+        named_as: Architecture whose names the tensors have, if the package does not know this one.
         more: Returns further entries of the configuration, from the metadata and the names of the tensors.
         change: (name, weights, configuration) -> weights: undoes what the converter changed.
         columns: (name, configuration) -> the model's number of each column of a file's matrix; None: the same.
@@ -80,9 +66,8 @@ class Architecture:
     """
 
     model_type: str
-    modules: Mapping[str, str] = field(default_factory=dict)
-    outside: Mapping[str, str] = field(default_factory=dict)
-    root: str = "model"
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    named_as: str = ""
     more: Callable[[Metadata, Names], dict[str, Any]] = lambda metadata, names: {}
     change: Callable[[str, np.ndarray, Config], np.ndarray] = _same
     columns: Callable[[str, Config], np.ndarray | None] = lambda name, config: None
@@ -139,28 +124,6 @@ class Architecture:
             found["rope_parameters"] = rope
         return found
 
-    def parameter(self, tensor: str, layers: int) -> str | None:
-        """Returns the parameter that a tensor of the file belongs to; None if it is not known.
-
-        layers: number of the model's
-        """
-        stem, _, suffix = tensor.rpartition(".")
-        if not tensor.startswith("blk."):
-            outside = OUTSIDE | dict(self.outside)
-            if stem not in outside:
-                return None
-            return f"{outside[stem]}.{suffix}"
-        _, layer, name = tensor.split(".", 2)
-        if int(layer) >= layers:
-            return None
-        modules = LAYER | dict(self.modules)
-        if name in modules:
-            return f"{self.root}.layers.{layer}.{modules[name]}"
-        stem, _, suffix = name.rpartition(".")
-        if stem not in modules:
-            return None
-        return f"{self.root}.layers.{layer}.{modules[stem]}.{suffix}"
-
 
 @dataclass(frozen=True)
 class Processor:
@@ -169,7 +132,7 @@ class Processor:
     architecture: Architecture
     config: Config
 
-    def process(self, weights: np.ndarray, name: str) -> GGUFTensor:
+    def process(self, weights: np.ndarray, name: str, **_: Any) -> GGUFTensor:
         return GGUFTensor(self.architecture.change(name, weights, self.config), name, {})
 
 
@@ -180,16 +143,6 @@ def in_halves(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
             pairs = weights.reshape(config[entry], -1, 2, *weights.shape[1:])
             return pairs.swapaxes(1, 2).reshape(weights.shape)
     return weights
-
-
-def experts(module: str) -> dict[str, str]:
-    """Names of a layer's experts, in the form of `gguf_names.parameters_of`."""
-    return {f"ffn_{part}_exps": f"{module}.{part}" for part in PARTS}
-
-
-def shared_experts(module: str) -> dict[str, str]:
-    """Names of a layer's experts that work on each row, as modules of their own."""
-    return {f"ffn_{part}_shexp": f"{module}.{part}_proj" for part in PARTS}
 
 
 def joined(first: str, second: str, module: str) -> dict[str, str]:

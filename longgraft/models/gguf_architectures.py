@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from longgraft.models.gguf_architecture import SIGMOID, Architecture, experts, in_halves, joined, shared_experts
+from longgraft.models.gguf_architecture import SIGMOID, Architecture, in_halves, joined
 from longgraft.models.gguf_hybrids import HYBRIDS, short_convolutions
 from longgraft.models.gguf_metadata import EPSILON, Metadata, Names, layers_of, window, yarn
 
@@ -121,41 +121,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture("granite", change=in_halves),
     "granitemoe": Architecture(
         "granitemoe",
-        experts("block_sparse_moe.experts")
-        | joined("ffn_gate_shexp", "ffn_up_shexp", "shared_mlp.input_linear")
-        | {"ffn_gate_inp": "block_sparse_moe.router", "ffn_down_shexp": "shared_mlp.output_linear"},
+        joined("ffn_gate_shexp", "ffn_up_shexp", "shared_mlp.input_linear")
+        | {"ffn_gate_inp.weight": "block_sparse_moe.router.weight"},
         more=_granite_moe,
         change=in_halves,
     ),
-    "gpt-oss": Architecture(
-        "gpt_oss",
-        experts("mlp.experts")
-        | {
-            "ffn_gate_inp": "mlp.router",
-            "attn_sinks.weight": "self_attn.sinks",
-            "post_attention_norm": "post_attention_layernorm",
-        },
-        more=_gpt_oss,
-    ),
-    "mellum": Architecture(
-        "mellum",
-        experts("mlp.experts")
-        | {"ffn_gate_inp": "mlp.gate", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"},
-        more=_mellum,
-    ),
+    "gpt-oss": Architecture("gpt_oss", {"attn_sinks.weight": "self_attn.sinks"}, more=_gpt_oss),
+    "mellum": Architecture("mellum", named_as="qwen3moe", more=_mellum),
     "deepseek2": Architecture(
         "deepseek_v3",
-        experts("mlp.experts")
-        | shared_experts("mlp.shared_experts")
-        | {
-            "ffn_gate_inp": "mlp.gate",
+        {
             "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
-            "attn_q_a": "self_attn.q_a_proj",
-            "attn_q_a_norm": "self_attn.q_a_layernorm",
-            "attn_q_b": "self_attn.q_b_proj",
-            "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-            "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-            "attn_kv_b": "self_attn.kv_b_proj",
             "attn_k_b.weight": "self_attn.kv_b_proj.keys",
             "attn_v_b.weight": "self_attn.kv_b_proj.values",
         },

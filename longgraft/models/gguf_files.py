@@ -7,36 +7,28 @@ its weights as floats, if they are needed that way.
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from transformers import GenerationConfig
 
 from longgraft.files.file_errors import reason
 from longgraft.models.gguf_architectures import ARCHITECTURES
 from longgraft.models.gguf_configurations import configuration_of, read_as_known
 from longgraft.models.gguf_header import (
-    ORIGINAL,
     check_packages,
     is_gguf,
-    metadata_of,
     open_gguf,
     refuse_old,
     without_absent_tokens,
 )
-from longgraft.models.gguf_tensors import TENSORS, TensorTable
+from longgraft.models.gguf_tensors import TensorTable
 from longgraft.models.gguf_tokenizer import end_ids, gguf_tokenizer
 from longgraft.models.hub import hub_answers, offline
 from longgraft.models.store import making, models_folder
-from longgraft.models.weights import read_config, read_model
-from longgraft.runtime.devices import device_of
 
 NAMED = 6  # files that an error message names
 ROOM = 50_000_000  # most bytes of a description
@@ -118,54 +110,6 @@ def _remove_outdated(described: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def dequantized(name: str, described: Path, gguf: Callable[[], Path], dtype: torch.dtype | None = None) -> Path:
-    """Returns a transformers folder of a GGUF file's weights in floats; makes it if it is missing.
-
-    Args:
-        name: Name of the model, for people.
-        described: The folder that describes the file.
-        gguf: Returns the file's path, which may need a download.
-        dtype: None: the dtype that this machine decodes in; float16 is kept as float32.
-    """
-    dtype = _dtype(dtype)
-    path = described.with_name(f"{described.name}-{str(dtype)[6:]}")
-    if path.exists():
-        return path
-    file = gguf()
-    reader = open_gguf(file, name)
-    if not reader.tensors:
-        raise ValueError(
-            f"GGUF file {file} holds no tensor: it describes a model, or its tokenizer, without the weights. Give "
-            "the file that has them."
-        )
-    architecture = metadata_of(reader)["general.architecture"]
-    if not ARCHITECTURES[architecture].by_transformers:
-        raise ValueError(
-            f"Model {name!r} is {architecture}, of which longgraft reads GGUF files only in "
-            f"their blocks: on a CPU with compiled kernels, in float32 or bfloat16. {ORIGINAL}"
-        )
-    size = dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
-    with making(f"Model {name!r}", path, size) as part:
-        if part:
-            print(
-                f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in {path}",
-                file=sys.stderr,
-                flush=True,
-            )
-            shutil.copytree(described, part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(TENSORS))
-            with _parsed_once(reader):
-                _write_floats(file, name, dtype, part)
-            part.rename(path)
-    return path
-
-
-def _dtype(dtype: torch.dtype | None) -> torch.dtype:
-    """Returns the dtype in which weights are kept as floats."""
-    if dtype == torch.bfloat16 or (dtype is None and device_of(None).type != "cpu"):
-        return torch.bfloat16
-    return torch.float32
-
-
 def _only(folder: Path) -> Path | None:
     """Returns the GGUF file of a folder; raises ValueError if it holds several."""
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" or is_gguf(path))
@@ -227,17 +171,3 @@ def _describe(reader: Any, file: Path, name: str, out: Path) -> None:
         ends = ends[0]
     GenerationConfig(eos_token_id=ends).save_pretrained(out)
     replace(table, notes=notes).write(out)
-
-
-def _write_floats(file: Path, name: str, dtype: torch.dtype, out: Path) -> None:
-    """Writes the weights into a folder that has the configuration."""
-    config = read_config(str(out), name)
-    with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):  # transformers' bar
-        model: Any = read_model(str(file.parent), name, config, dtype, file.name)
-    tensors = {}
-    written = set()
-    for key, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in written:  # tied weights are written once
-            written.add(tensor.data_ptr())
-            tensors[key] = tensor.contiguous()
-    save_file(tensors, out / "model.safetensors", {"format": "pt"})

@@ -10,10 +10,8 @@ from longgraft.models.gguf_architecture import (
     SIGMOID,
     Architecture,
     Config,
-    experts,
     in_halves,
     joined,
-    shared_experts,
 )
 from longgraft.models.gguf_header import ORIGINAL
 from longgraft.models.gguf_metadata import Metadata, Names, layers_of
@@ -102,20 +100,6 @@ def _convolution(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
     return weights
 
 
-def _mamba(module: str) -> dict[str, str]:
-    """Names of a Mamba 2 module's parts."""
-    parts = {
-        "ssm_in": "in_proj",
-        "ssm_conv1d": "conv1d",
-        "ssm_dt.bias": "dt_bias",
-        "ssm_a": "A_log",
-        "ssm_d": "D",
-        "ssm_norm": "norm",
-        "ssm_out": "out_proj",
-    }
-    return {name: f"{module}.{part}" for name, part in parts.items()}
-
-
 def _mamba_change(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
     """Undoes the converter's changes of Mamba 2 and of queries and keys."""
     if ".ssm_conv1d.weight" in name:
@@ -156,41 +140,11 @@ def _granite_hybrid(metadata: Metadata, names: Names) -> dict[str, Any]:
     }
 
 
-_DELTA_NET = {
-    "ssm_conv1d": "linear_attn.conv1d",
-    "ssm_dt.bias": "linear_attn.dt_bias",
-    "ssm_a": "linear_attn.A_log",
-    "ssm_norm": "linear_attn.norm",
-    "ssm_out": "linear_attn.out_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "post_attention_norm": "post_attention_layernorm",
-}
-_QWEN35 = _DELTA_NET | {
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_alpha": "linear_attn.in_proj_a",
-}
-# Older files have the first projection of Qwen3-Next in the model's own order, as one matrix.
-_QWEN3_NEXT = (
-    _DELTA_NET
-    | joined("attn_qkv", "attn_gate", "linear_attn.in_proj_qkvz")
-    | {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
-)
-_QWEN_EXPERTS = (
-    experts("mlp.experts")
-    | shared_experts("mlp.shared_expert")
-    | {
-        "ffn_gate_inp": "mlp.gate",
-        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        "ffn_gate_up_exps": "mlp.experts.gate_up",
-    }
-)
+_DELTA_NET = {"ssm_dt.bias": "linear_attn.dt_bias"}
 HYBRIDS = {
     "qwen35": Architecture(
         "qwen3_5_text",
-        _QWEN35,
+        _DELTA_NET,
         rotates_parts=True,
         more=_delta_net_entries,
         change=_alternating_delta_net,
@@ -198,7 +152,7 @@ HYBRIDS = {
     ),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text",
-        _QWEN35 | _QWEN_EXPERTS,
+        _DELTA_NET,
         rotates_parts=True,
         more=_delta_net_entries,
         change=_alternating_delta_net,
@@ -206,7 +160,8 @@ HYBRIDS = {
     ),
     "qwen3next": Architecture(
         "qwen3_next",
-        _QWEN3_NEXT | _QWEN_EXPERTS,
+        # Older files have the first projection in the model's own order, as one matrix.
+        _DELTA_NET | joined("attn_qkv", "attn_gate", "linear_attn.in_proj_qkvz"),
         rotates_parts=True,
         more=_delta_net_entries,
         change=_delta_net,
@@ -214,43 +169,26 @@ HYBRIDS = {
     ),
     "lfm2moe": Architecture(
         "lfm2_moe",
-        experts("feed_forward.experts")
-        | {
-            "attn_norm": "operator_norm",
-            "ffn_norm": "ffn_norm",
-            "attn_output": "self_attn.out_proj",
-            "attn_q_norm": "self_attn.q_layernorm",
-            "attn_k_norm": "self_attn.k_layernorm",
-            "shortconv.in_proj": "conv.in_proj",
-            "shortconv.conv": "conv.conv",
-            "shortconv.out_proj": "conv.out_proj",
-            "ffn_gate": "feed_forward.w1",
-            "ffn_up": "feed_forward.w3",
-            "ffn_down": "feed_forward.w2",
-            "ffn_gate_inp": "feed_forward.gate",
-            "exp_probs_b.bias": "feed_forward.expert_bias",
-        },
-        {"token_embd_norm": "model.embedding_norm"},
+        {"exp_probs_b.bias": "feed_forward.expert_bias", "output.weight": "lm_head.weight"},
         more=_convolutions,
         change=_convolution,
         constants={"expert_gating_func": SIGMOID},
     ),
     "granitehybrid": Architecture(
         "granitemoehybrid",
-        _mamba("mamba")
-        | experts("block_sparse_moe.experts")
-        | {"ffn_gate_inp": "block_sparse_moe.router"}
+        {
+            "ssm_dt.bias": "mamba.dt_bias",
+            "ffn_gate_inp.weight": "block_sparse_moe.router.weight",
+            "ffn_down.weight": "shared_mlp.output_linear.weight",
+        }
         | joined("ffn_gate_shexp", "ffn_up_shexp", "shared_mlp.input_linear")
-        | joined("ffn_gate", "ffn_up", "shared_mlp.input_linear")
-        | {"ffn_down_shexp": "shared_mlp.output_linear", "ffn_down": "shared_mlp.output_linear"},
+        | joined("ffn_gate", "ffn_up", "shared_mlp.input_linear"),
         more=_granite_hybrid,
         change=_mamba_change,
     ),
     "mamba2": Architecture(
         "mamba2",
-        _mamba("mixer") | {"attn_norm": "norm"},
-        {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
-        "backbone",
+        {"ssm_dt.bias": "mixer.dt_bias"},
         more=_mamba2,
         change=_mamba_change,
     ),

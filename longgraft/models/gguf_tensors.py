@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from longgraft.kernels.block_weight import BlockWeight, NeedsFloats
+from longgraft.kernels.mapped_memory import MappedMemory
 from longgraft.kernels.packed_weight import BLOCK_TYPES
 
 TENSORS = "tensors.json"  # the table of tensors, in the folder that describes a file
@@ -33,12 +35,15 @@ class FileTensor:
         return int(np.prod(self.shape[:-1], dtype=int))
 
     @property
+    def numbers(self) -> int:
+        return int(np.prod(self.shape, dtype=int))
+
+    @property
     def packed_bytes(self) -> int:
         """Memory that it takes: packed for the kernels if it is in blocks, otherwise as float32."""
-        numbers = int(np.prod(self.shape, dtype=int))
         if self.type not in BLOCK_TYPES:
-            return numbers * 4
-        return BLOCK_TYPES[self.type].packed_bytes(numbers)
+            return self.numbers * 4
+        return BLOCK_TYPES[self.type].packed_bytes(self.numbers)
 
     def bytes_of(self, file: Path, first: int = 0, count: int | None = None) -> Any:
         """Returns rows as bytes [count, row]."""
@@ -91,6 +96,18 @@ class TensorTable:
     def packed_bytes(self) -> int:
         """Memory of a model with these tensors, if all matrices but the embedding are packed."""
         return sum(tensor.packed_bytes for tensor in self.tensors if tensor.name != EMBEDDING)
+
+    def experts_on_disk(self, folder: Path, name: str) -> MappedMemory:
+        """Returns memory in a file for the experts of a model that is larger than the memory."""
+        size = sum(tensor.packed_bytes for tensor in self.tensors if "_exps." in tensor.name)
+        room = shutil.disk_usage(folder).free
+        if size > room:
+            raise ValueError(
+                f"{name} takes {self.packed_bytes / 1e9:.1f} GB, which is more memory than is free, "
+                f"and the disk has {room / 1e9:.1f} GB for the {size / 1e9:.1f} GB of its experts. Make "
+                "room, or set LONGGRAFT_CACHE to a folder on a larger disk."
+            )
+        return MappedMemory(folder)
 
     def write(self, folder: Path) -> None:
         tensors = [astuple(tensor) for tensor in self.tensors]

@@ -18,7 +18,7 @@ from longgraft.kernels.expert_weights import StackedWeight
 from longgraft.kernels.integers import rounded
 from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight
 from longgraft.models.files import Files
-from longgraft.models.gguf_blocks import NoBlocks, model_in_blocks
+from longgraft.models.gguf_filler import NoBlocks, filled_model
 from longgraft.models.weights import check_finite
 from longgraft.runtime.byte_rows import BYTES
 from longgraft.runtime.device_memory import free_bytes
@@ -120,7 +120,7 @@ def _in_blocks(
         if not files.table.in_blocks:
             types = ", ".join(BLOCK_TYPES)
             raise NoBlocks(f"no matrix of the file is in blocks that the kernels know ({types})")
-        model = model_in_blocks(files, dtype, kernels)
+        model = filled_model(files, dtype, kernels)
     except NoBlocks as why:
         if settings.weights == "gguf":
             raise ValueError(f"The file's blocks cannot be multiplied with: {why}. Leave --weights out.") from why

@@ -85,13 +85,14 @@ def read_tokenizer(path: str, name: str, gguf: str = "") -> Any:
     """
     advice = "Give a folder or hub id that holds the tokenizer's files too, or (model, None) to decode token ids."
     with _reading(f"The tokenizer of {name!r}", advice):
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **_gguf_option(gguf))
+        options = {"gguf_file": gguf} if gguf else {}
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **options)
         if len(tokenizer) <= len(tokenizer.get_added_vocab()):
             raise ValueError("its files are missing, or hold no words")
     return tokenizer
 
 
-def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtype, gguf: str = "") -> PreTrainedModel:
+def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Returns the model on the CPU, in eval mode.
 
     Raises:
@@ -106,17 +107,11 @@ def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtyp
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            **_gguf_option(gguf),
         )
         model, report = read
     _check_names(model, report, name)
     check_finite(model, name)
     return model.eval()
-
-
-def _gguf_option(gguf: str) -> dict[str, str]:
-    """Returns transformers' option for reading a GGUF file; {} if there is none."""
-    return {"gguf_file": gguf} if gguf else {}
 
 
 def check_finite(model: PreTrainedModel, name: str) -> None:

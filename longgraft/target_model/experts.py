@@ -67,6 +67,27 @@ def gate_of_experts(experts: Any) -> Gate | None:
     return None
 
 
+def joined_parts(experts: Any, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the parameters of a module of experts, in the module's own layout.
+
+    Args:
+        parts: Weights [experts, rows, inputs] and biases [experts, rows], by names such as gate.weight, up.bias, or
+            gate_up.weight for gates and ups that follow each other.
+    """
+    parameters = {}
+    for last, end in (("weight", ""), ("bias", "_bias")):
+        both = parts.get(f"gate_up.{last}")
+        if f"gate.{last}" in parts and f"up.{last}" in parts:
+            both = torch.cat([parts[f"gate.{last}"], parts[f"up.{last}"]], dim=1)
+        if both is not None and not experts.is_concatenated:
+            both = torch.stack(both.chunk(2, dim=1), dim=2).flatten(1, 2)
+        for parameter, values in (("gate_up_proj", both), ("down_proj", parts.get(f"down.{last}"))):
+            if values is not None:
+                is_transposed = last == "weight" and experts.is_transposed
+                parameters[f"{parameter}{end}"] = values.transpose(1, 2) if is_transposed else values
+    return parameters
+
+
 def is_router(module: nn.Module) -> bool:
     """True for a module without parts that multiplies with a matrix of its own, as transformers' routers do."""
     weight = module._parameters.get("weight")

@@ -12,7 +12,7 @@ MUTATIONS = (
     ),
     Mutation(
         "bfloat16 and float32 share a folder",
-        "dequantized",
+        "float_folder",
         "-{str(dtype)[6:]}",
         "-kept",
         "test_gguf.py::test_a_file_is_dequantised_once_per_dtype_wherever_it_is",

@@ -131,7 +131,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a file without a tensor is decoded in blocks",
-        "model_in_blocks",
+        "filled_model",
         "    if missing:",
         "    if False:",
         "test_integers.py::test_a_damaged_file_is_not_decoded_in_its_blocks",

@@ -1,15 +1,14 @@
-"""Models whose linear weights are the integer blocks of their GGUF file, without a float copy.
+"""Makes the model of a GGUF file, with the file's integer blocks as its linear weights or with all weights as floats.
 
 transformers tells which tensor belongs where, and how it must be changed (`modeling_gguf_pytorch_utils`).
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,14 +18,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from longgraft.kernels.block_weight import put_weight
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.kernels.expert_weights import StackedWeight
-from longgraft.kernels.mapped_memory import MappedMemory
 from longgraft.kernels.packed_weight import BLOCK_TYPES, JoinedWeight, PackedWeight, ReorderedWeight, Zeros
-from longgraft.models.files import Files
 from longgraft.models.gguf_architecture import JOINED, LATENTS, PARTS, Processor
 from longgraft.models.gguf_names import BOTH, parameters_of, processor_of
-from longgraft.models.gguf_tensors import FileRows, FileTensor, TensorTable, floats_of
+from longgraft.models.gguf_tensors import FileRows, FileTensor, floats_of
 from longgraft.runtime.device_memory import free_bytes
-from longgraft.target_model.experts import BlockExperts, gate_of_experts, is_router
+from longgraft.target_model.experts import BlockExperts, gate_of_experts, is_router, joined_parts
+
+if TYPE_CHECKING:
+    from longgraft.models.files import Files
 
 SLAB = 1 << 23  # bytes of a tensor that are read at once
 MULTIPLIED = ".ssm_dt.weight"  # Mamba's own code multiplies with this weight, outside of its module
@@ -34,16 +34,16 @@ FULL = 0.9  # share of the free memory that weights may take, beside the cache a
 
 
 class NoBlocks(ValueError):
-    """The model cannot be decoded in its file's blocks; the message is the reason, in one clause."""
+    """The model cannot be decoded in its file's blocks, or as floats; the message is the reason, in one clause."""
 
 
-def model_in_blocks(files: Files, dtype: torch.dtype, kernels: CpuKernels) -> PreTrainedModel:
+def filled_model(files: Files, dtype: torch.dtype, kernels: CpuKernels | None = None) -> PreTrainedModel:
     """Makes the model of a GGUF file, on the CPU and in eval mode.
 
     Args:
         files: Files with a GGUF file, which stays open, because embeddings are read from it.
         dtype: Dtype of activations, norms and biases, and of matrices that are not in blocks.
-        kernels: Pack the blocks.
+        kernels: Pack the blocks; None: all weights become floats.
 
     Raises:
         NoBlocks: transformers changes a matrix by more than the order of its rows.
@@ -58,9 +58,9 @@ def model_in_blocks(files: Files, dtype: torch.dtype, kernels: CpuKernels) -> Pr
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     processor = processor_of(table.architecture, config)
     names = parameters_of(model, table, processor)
-    filler = _Filler(files.gguf(), model, dtype, kernels, processor)
-    if table.packed_bytes > FULL * free_bytes(torch.device("cpu")):
-        filler.zeros = _on_disk(table, Path(files.path).parent, files.name).zeros
+    filler = _Filler(files.gguf(), model, dtype, processor, kernels)
+    if kernels is not None and table.packed_bytes > FULL * free_bytes(torch.device("cpu")):
+        filler.zeros = table.experts_on_disk(Path(files.path).parent, files.name).zeros
     for tensor in table.tensors:
         parameter = names.get(tensor.name)
         if parameter:
@@ -82,19 +82,6 @@ def model_in_blocks(files: Files, dtype: torch.dtype, kernels: CpuKernels) -> Pr
     return model.eval()
 
 
-def _on_disk(table: TensorTable, folder: Path, name: str) -> MappedMemory:
-    """Returns memory in a file for the experts of a model that is larger than the memory."""
-    size = sum(tensor.packed_bytes for tensor in table.tensors if "_exps." in tensor.name)
-    room = shutil.disk_usage(folder).free
-    if size > room:
-        raise ValueError(
-            f"{name} takes {table.packed_bytes / 1e9:.1f} GB, which is more memory than is free, "
-            f"and the disk has {room / 1e9:.1f} GB for the {size / 1e9:.1f} GB of its experts. Make "
-            "room, or set LONGGRAFT_CACHE to a folder on a larger disk."
-        )
-    return MappedMemory(folder)
-
-
 @dataclass
 class _Filler:
     """Puts the tensors of a file into a model without weights."""
@@ -102,8 +89,8 @@ class _Filler:
     file: Path
     model: Any
     dtype: torch.dtype
-    kernels: CpuKernels
     processor: Any
+    kernels: CpuKernels | None  # None: all weights become floats
     experts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)  # by module, part and suffix
     parts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)  # by module and part
     zeros: Zeros = torch.zeros  # allocates the experts
@@ -119,7 +106,7 @@ class _Filler:
         if last in (*LATENTS, *JOINED):
             self.parts.setdefault(path, {})[last] = tensor
             return
-        if tensor.type not in BLOCK_TYPES or is_router(module) or tensor.name.endswith(MULTIPLIED):
+        if not self._packs(tensor) or is_router(module) or tensor.name.endswith(MULTIPLIED):
             self._fill_floats(module, last, tensor)
         elif last != "weight" or not isinstance(module, nn.Linear | nn.Embedding):
             raise NoBlocks(f"{tensor.name} is the weight of a {type(module).__name__}")
@@ -131,19 +118,35 @@ class _Filler:
         else:
             self.fill_product(module, tensor)
 
+    def _packs(self, tensor: FileTensor) -> bool:
+        return self.kernels is not None and tensor.type in BLOCK_TYPES
+
+    @property
+    def _packer(self) -> CpuKernels:
+        assert self.kernels is not None
+        return self.kernels
+
     def _fill_floats(self, module: Any, name: str, tensor: FileTensor) -> None:
         """Sets a parameter or buffer of a module to floats."""
         floats = self._floats(tensor)
         columns = self._columns(tensor)
         if columns is not None:
             floats = floats[:, torch.from_numpy(np.argsort(columns))]
-        changed = self.processor.process(floats.numpy(), tensor.name)
-        if changed.name != tensor.name or changed.weights.shape != getattr(module, name).shape:
-            raise NoBlocks(f"transformers changes {tensor.name}")
+        changed = self._changed(floats.numpy(), tensor)
+        shape = getattr(module, name).shape
+        if changed.shape != shape:
+            raise NoBlocks(f"{tensor.name} is {list(tensor.shape)}, and {list(shape)} in the model")
         if name in module._buffers:
-            module._buffers[name] = torch.tensor(changed.weights)
+            module._buffers[name] = torch.tensor(changed)
         else:
-            self._set_floats(module, name, torch.tensor(changed.weights))
+            self._set_floats(module, name, torch.tensor(changed))
+
+    def _changed(self, weights: np.ndarray, tensor: FileTensor) -> np.ndarray:
+        """Undoes what the converter changed; raises NoBlocks if transformers makes another tensor of it."""
+        changed = self.processor.process(weights, tensor.name, parsed_parameters={"tensors": {}})
+        if changed.name not in (tensor.name, None):  # None: GPT-2's output embedding, which stays as it is
+            raise NoBlocks(f"transformers changes {tensor.name}")
+        return changed.weights
 
     def fill_product(self, module: nn.Module, tensor: FileTensor) -> None:
         """Sets the weight of a linear module."""
@@ -158,7 +161,7 @@ class _Filler:
         """Returns a matrix in blocks, with its rows in the model's order."""
         slabs = self._slabs(tensor, self._order(tensor))
         rows, inputs = tensor.shape
-        packed = self.kernels.packed_blocks(BLOCK_TYPES[tensor.type], (rows, inputs), self.dtype, slabs)
+        packed = self._packer.packed_blocks(BLOCK_TYPES[tensor.type], (rows, inputs), self.dtype, slabs)
         _check_scales(packed, tensor)
         return packed
 
@@ -173,6 +176,11 @@ class _Filler:
         for path, tensors in self.experts.items():
             parent, _, name = path.rpartition(".")
             experts: Any = self.model.get_submodule(path)
+            if self.kernels is None:
+                floats = {name: self._floats(tensor) for name, tensor in tensors.items()}
+                for parameter, values in joined_parts(experts, floats).items():
+                    self._set_floats(experts, parameter, values)
+                continue
             gate = gate_of_experts(experts)
             if gate is None:
                 raise NoBlocks(f"the experts of {type(experts).__name__} join their gates in a way that is not known")
@@ -209,7 +217,7 @@ class _Filler:
                 f"{first.name} and {second.name} have {first.rows} and {second.rows} rows, and "
                 f"the model {module.weight.shape[0]}"
             )
-        if first.type in BLOCK_TYPES and second.type in BLOCK_TYPES:
+        if self._packs(first) and self._packs(second):
             put_weight(module, JoinedWeight(self._packed(first), self._packed(second), numbers))
             return
         floats = torch.cat([self._floats(first), self._floats(second)])
@@ -218,7 +226,10 @@ class _Filler:
         self._set_floats(module, "weight", floats)
 
     def _floats(self, tensor: FileTensor) -> Tensor:
-        return floats_of(tensor.type, tensor.bytes_of(self.file)).view(tensor.shape)
+        try:
+            return floats_of(tensor.type, tensor.bytes_of(self.file)).view(tensor.shape)
+        except NotImplementedError as error:
+            raise NoBlocks(f"{tensor.name} is {tensor.type}, which the package gguf does not dequantise") from error
 
     def _set_floats(self, module: Any, name: str, values: Tensor) -> None:
         setattr(module, name, nn.Parameter(values.to(self.dtype).contiguous(), requires_grad=False))
@@ -246,25 +257,25 @@ class _Filler:
             torch.from_numpy(tensor.bytes_of(self.file, expert * matrices * rows + first, rows))
             for expert in range(experts)
         )
-        stack = StackedWeight(self.kernels, BLOCK_TYPES[tensor.type], (experts, rows, inputs), self.dtype, self.zeros)
-        self.kernels.pack_experts(stack, slabs)
+        stack = StackedWeight(self._packer, BLOCK_TYPES[tensor.type], (experts, rows, inputs), self.dtype, self.zeros)
+        self._packer.pack_experts(stack, slabs)
         _check_scales(stack.packed, tensor)
         return stack
 
     def _order(self, tensor: FileTensor) -> np.ndarray:
         """Returns the file's row for each row of the model's matrix; raises NoBlocks if more than rows changes."""
         rows = np.arange(tensor.rows)[:, None]
-        changed = self.processor.process(rows, tensor.name)
-        if changed.name != tensor.name or not np.array_equal(np.sort(changed.weights, axis=0), rows):
+        changed = self._changed(rows, tensor)
+        if not np.array_equal(np.sort(changed, axis=0), rows):
             raise NoBlocks(f"transformers changes {tensor.name}")
-        return changed.weights[:, 0]
+        return changed[:, 0]
 
     def _slabs(self, tensor: FileTensor, order: np.ndarray) -> Iterator[Tensor]:
         """Yields the rows in this order, as `CpuKernels.packed_blocks` takes them."""
         if not np.array_equal(order, np.arange(tensor.rows)):
             yield torch.from_numpy(tensor.bytes_of(self.file)[order])
             return
-        step = max(1, SLAB // tensor.row // self.kernels.lanes) * self.kernels.lanes
+        step = max(1, SLAB // tensor.row // self._packer.lanes) * self._packer.lanes
         for first in range(0, tensor.rows, step):
             yield torch.from_numpy(tensor.bytes_of(self.file, first, min(step, tensor.rows - first)))
 
