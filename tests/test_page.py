@@ -391,7 +391,9 @@ def test_nothing_of_the_page_is_out_of_view(opened, size):
     opened.screen(*size)
     run(opened, 80)
     finished(opened)
+    opened.js("($('model').textContent = 'some-long-'.repeat(8), $('more').open = true)")
     assert opened.js("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    opened.js("($('model').textContent = 'llama', $('more').open = false)")
     assert opened.js("document.documentElement.scrollHeight <= document.documentElement.clientHeight")
     assert seen_whole(opened, "run") and seen_whole(opened, "settings")
     if size[0] < 1000:
