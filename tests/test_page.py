@@ -322,7 +322,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(page):
         page.type("half")
         page.press("Escape")
         page.until("!document.querySelector('#locked').open")
-        assert page.js("sessionStorage.getItem('key')") is None
+        assert not page.js("sessionStorage.getItem('key')")
         page.open(f"{address}/?")
         for key in ("wrong", "open sesame"):
             page.until(f"document.querySelector('#locked').open && {WRONG_KEY} === {json.dumps(key != 'wrong')}")
@@ -391,7 +391,9 @@ def test_nothing_of_the_page_is_out_of_view(opened, size):
     opened.screen(*size)
     run(opened, 80)
     finished(opened)
+    opened.js("($('model').textContent = 'some-long-'.repeat(8), $('more').open = true)")
     assert opened.js("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    opened.js("($('model').textContent = 'llama', $('more').open = false)")
     assert opened.js("document.documentElement.scrollHeight <= document.documentElement.clientHeight")
     assert seen_whole(opened, "run") and seen_whole(opened, "settings")
     if size[0] < 1000:
@@ -423,7 +425,7 @@ ANSWER = (
 def answers_with(page: Page, answer: str, known: int = 0, **more: object) -> None:
     """Lets the page hear this answer, as the server would tell it, to everything that it sends; see `sent`.
 
-    more: fields of the event `done`, and those of `compared`, if it is given
+    more: fields of the event `done`, and those of `compared`, if it is given; text after which the answer breaks off
     """
     blocks = MarkdownBlocks()
     blocks.push(answer)
@@ -436,6 +438,7 @@ def answers_with(page: Page, answer: str, known: int = 0, **more: object) -> Non
         "peak_memory_bytes": 2**30,
     }
     step = {"new_tokens": 3, "steps": 2, "seconds": 1.0, "mat": 0.5, "tree": None}
+    behind = more.pop("more_text", "")
     events = [
         ("start", {"prompt_tokens": 1633, "max_tokens": 9, "break_even": []}),
         ("step", step | {"tokens": [{"at": 0, "origin": "retrieved", "text": answer}]}),
@@ -444,6 +447,9 @@ def answers_with(page: Page, answer: str, known: int = 0, **more: object) -> Non
         *([("compared", compared)] if compared else []),
         ("end", {}),
     ]
+    if behind:
+        rest = [{"at": 3, "origin": "target", "text": behind}]
+        events[3:] = [("step", step | {"tokens": rest}), ("error", {"message": "Broken."}), ("end", {})]
     lines = "".join(f"event: {name}\ndata: {json.dumps(told)}\n\n" for name, told in events)
     page.js(
         "(window.sent = [], window.fetch = async (_, {body}) => "
@@ -522,6 +528,104 @@ def test_a_refused_message_leaves_the_conversation_as_it_was(opened):
     assert opened.js("editing") == 0 and not opened.js("$('editing').hidden")
 
 
+def test_nothing_that_was_written_is_lost(opened):
+    answers_with(opened, "yes")
+    ask_in_chat(opened, "one")
+    opened.type("half")
+    edit = "document.querySelector('.turn.user button').click()"
+    opened.js(edit)
+    opened.js("$('leave').click()")
+    assert value(opened, "prompt") == "half"
+    opened.js("take([new File(['a file'], 'a.txt')])")
+    opened.until("$('prompt').value !== 'half'")
+    assert value(opened, "prompt") == "a file\nhalf"
+    opened.js(edit)
+    opened.press("Enter")
+    opened.until(f"{IDLE} && sent.length === 2")
+    assert value(opened, "prompt") == "a file\nhalf"
+    opened.js("$('example').click()")
+    opened.until(f"{IDLE} && sent.length === 3")
+    assert value(opened, "prompt") == "a file\nhalf"
+
+
+def test_a_reload_in_mid_answer_keeps_what_was_answered_until_then(page):
+    gate = Gate(12)
+    with listening(session(), gate) as (address, _):
+        page.open(f"{address}/")
+        page.until("$('chat').checked")
+        page.type(PROMPT)
+        page.press("Enter")
+        page.until("turns.at(-1)?.text")
+        shown = page.js("turns.at(-1).text")
+        reopened(page)
+        gate.allow()
+        assert page.js("turns.map(turn => turn.role)") == ["user", "assistant"] and not value(page, "prompt")
+        assert page.js("turns[1].text").startswith(shown) and text(page, "finish") == "stopped"
+        # The message of an answer that has not begun is written again.
+        page.js("(window.fetch = () => new Promise(() => {}), $('prompt').focus())")
+        page.type("next")
+        page.press("Enter")
+        page.until("!!running")
+        reopened(page)
+        assert page.js("turns.length") == 2 and value(page, "prompt") == "next"
+
+
+def test_text_behind_the_last_html_of_a_broken_answer_is_shown_and_kept(opened):
+    answers_with(opened, "*a*", more_text=" <b>\nend")
+    ask_in_chat(opened, "one")
+    for _ in range(2):
+        assert opened.js("document.querySelector('.turn.assistant .body').textContent") == "a\n <b>\nend"
+        assert opened.js("turns[1].meta.textContent").endswith("ended by an error")
+        reopened(opened)
+
+
+@pytest.mark.parametrize("kept", ["{", "{}", "[{}]", '[{"role": "assistant"}]', "[1]"])
+def test_a_stored_conversation_of_another_version_is_left(opened, kept):
+    opened.js(f"(localStorage.setItem('conversation', {kept!r}), 0)")
+    reopened(opened)
+    assert text(opened, "trouble").startswith("The stored conversation cannot be read;") and not opened.said
+    send_raw(opened)
+    run(opened, 5)
+    finished(opened)
+
+
+def test_each_of_two_tabs_keeps_its_conversation(opened):
+    answers_with(opened, "yes")
+    ask_in_chat(opened, "one")
+    opened.until("sessionStorage.getItem('draft') === ''")
+    opened.js("(localStorage.setItem('conversation', '[]'), localStorage.setItem('draft', 'other'))")
+    reopened(opened)
+    assert opened.js("turns.length") == 2 and not value(opened, "prompt")
+
+
+def test_without_storage_the_page_works(opened):
+    blocked = (
+        "for (const name of ['localStorage', 'sessionStorage']) delete Window.prototype[name], delete window[name]"
+    )
+    script = opened("Page.addScriptToEvaluateOnNewDocument", source=blocked)
+    try:
+        reopened(opened)
+        assert opened.js("typeof localStorage") == "undefined"
+        run(opened, 5)
+        finished(opened)
+        assert text(opened, "status").endswith("This browser cannot store the conversation; Export saves it.")
+    finally:
+        opened("Page.removeScriptToEvaluateOnNewDocument", **script)
+
+
+def test_the_focus_is_never_lost(opened):
+    answers_with(opened, "yes")
+    opened.type("one")
+    for button in ("$('run')", "[...document.querySelectorAll('.turn button')].find(b => b.textContent === 'Retry')"):
+        opened.js(f"(button => (button.focus(), button.click(), window.at = document.activeElement.id))({button})")
+        assert opened.js("at") == "halt"
+        opened.until(IDLE)
+        assert focused(opened) == "prompt"
+    opened.screen(390, 844)
+    opened.js("(button => (button.focus(), button.click()))(document.querySelector('.inspect'))")
+    assert focused(opened) == "answer"
+
+
 def test_an_empty_chat_message_is_refused(opened):
     opened.js("($('chat').click(), $('prompt').focus())")
     opened.press("Enter")
@@ -594,7 +698,7 @@ def test_several_dropped_files_are_taken_but_for_the_bad_ones(opened):
     )
     opened.until("$('prompt').value")
     assert value(opened, "prompt") == "one\ntwo" and text(opened, "trouble").startswith("b.bin is no text in UTF-8.")
-    assert text(opened, "status") == "2 of 3 files are the message, one after the other."
+    assert text(opened, "status") == "2 of 3 files are in the message, one after the other."
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -652,7 +756,9 @@ def test_a_text_in_pieces_is_laid_out_as_the_whole(seed):
         assert shown == whole.rendered()["blocks"], pieces
 
 
-@pytest.mark.parametrize("hostile", ["[" * 60_000, "[a](" * 15_000, "**a " * 15_000, "- " * 30_000, "> " * 30_000])
+@pytest.mark.parametrize(
+    "hostile", ["[" * 60_000, "[a](" * 15_000, "**a " * 15_000, "- " * 30_000, "> " * 30_000, "> " * 60 + "a\n" * 2_000]
+)
 def test_no_text_takes_long_to_lay_out(hostile):
     blocks = MarkdownBlocks()
     blocks.push(hostile)

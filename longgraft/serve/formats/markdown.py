@@ -17,6 +17,7 @@ SHARE = 10  # times that the last rendering took, between it and the next one
 # Time to read a paragraph's marks grows with the square of these.
 LONGEST = 2**13  # characters
 BRACKETS = 2**7  # opening brackets
+NESTED = 20  # levels of blocks: each line is tried at every level
 FIRST_HEADING = 3  # level of an answer's first heading: the page has two above it
 LINKED = re.compile(r"https?://|mailto:", re.IGNORECASE)
 LINE_END = re.compile(r"\r\n|\r(?=.)", re.DOTALL)
@@ -37,7 +38,7 @@ class MarkdownBlocks:
 
     def push(self, text: str) -> None:
         """Appends text."""
-        self._rest = LINE_END.sub("\n", self._rest + text)
+        self._rest += text
         self.changed |= bool(text)
 
     def due(self) -> bool:
@@ -56,6 +57,7 @@ class MarkdownBlocks:
 
     def _render(self) -> list[str]:
         parser = _parser()
+        self._rest = LINE_END.sub("\n", self._rest)
         tokens = parser.parse(self._rest)
         _adapt(tokens)
         groups = _blocks(tokens)
@@ -89,7 +91,7 @@ def _leave_long(state: StateCore) -> None:
 
 @cache
 def _parser() -> MarkdownIt:
-    parser = MarkdownIt("js-default", {"html": False})
+    parser = MarkdownIt("js-default", {"html": False, "maxNesting": NESTED})
     parser.disable(["image", "reference"])
     parser.core.ruler.before("inline", "long", _leave_long)
     # markdown-it's own check; a link that it refuses stays text.
