@@ -6,6 +6,5 @@ that runs the ordinary application.
 
 Ray Serve's own HTTP proxy is not used: it hands a request to the router before the body has arrived, so it
 cannot route by prefix, and it has none of our options. Ray Serve's own prefix router is not used either,
-because it cannot be imported without vLLM or SGLang. Ours (`prefix_routes.py`) needs no Ray, so
-`benchmarks/scale.py` simulates the same code.
+because it cannot be imported without vLLM or SGLang. Ours (`prefix_routes.py`) needs no Ray.
 """

@@ -49,7 +49,7 @@ class PrefixRoutes(Generic[Id]):
     """The blocks that each replica got, and the work that it has.
 
     The work of a request is the number of its blocks that its replica did not know, and `request` for its
-    answer.  The defaults come from docs/scale.md.
+    answer.  The defaults come from a simulation (docs/replicas.md).
 
     Attributes:
         request: Work of an answer, in blocks that are read.
