@@ -20,7 +20,7 @@ FLOORS = [
     ["memories", "engine"],
     ["drafters", "budget"],
     ["methods", "yarn_drafters.training"],
-    ["ray_cluster", "loading", "comparison", "transformers_generate"],
+    ["loading", "comparison", "transformers_generate"],
     ["zoo", "eval", "completion"],
     ["serve", "__init__"],
     ["cli", "plugins", "benchmarks", "__main__"],

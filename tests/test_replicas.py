@@ -23,11 +23,11 @@ from toys.served import PATIENCE, serving, text_session, until
 
 from longgraft.config.settings import Pair, Settings
 from longgraft.engine.step import Step
-from longgraft.ray_cluster import NodeShare
 from longgraft.serve.options import Replicas, Serving
 from longgraft.serve.replicas import replica as replica_module
 from longgraft.serve.replicas.deployment import Opened, bound, reason, replicas
 from longgraft.serve.replicas.front import ATTEMPTS, Reply, make_front
+from longgraft.serve.replicas.ray_cluster import NodeShare
 from longgraft.serve.replicas.replica import ForwardedCall, Head, PrefixRouter, Unfit
 from longgraft.serve.request_log import LOG
 from longgraft.serve.served_request import Tokens

@@ -21,7 +21,6 @@ from longgraft.eval.runs.progress import Progress
 from longgraft.eval.runs.prompt_rows import run_prompt, warm_up
 from longgraft.eval.runs.provenance import argv, environment
 from longgraft.eval.runs.quiet import check_quiet, wait_for_quiet
-from longgraft.eval.runs.ray_workers import actors
 from longgraft.eval.runs.resume import check_prompts, check_same, save_config
 from longgraft.eval.runs.rows import Result, RowLog, done, rows_file, sole_sweep
 from longgraft.eval.runs.workers import Crew, Processes, spread
@@ -37,7 +36,6 @@ def sweep(
     out: Path,
     resume: bool = False,
     workers: int | None = None,
-    ray: str | None = None,
     retry: bool = False,
 ) -> list[Result]:
     """Runs what is missing of the plan and returns all rows.  Writes config.json, environment.json and the rows.
@@ -45,13 +43,13 @@ def sweep(
     Args:
         out: Folder of the run.
         resume: True to go on with what is in `out`.
-        workers: Number of processes, or actors; None: one, in this process; on a cluster as many as it holds.
+        workers: Number of processes; None: one, in this process.
         retry: True to also measure its failures again.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers is {workers}; it must be 1 or more.")
-    if config.concurrency and (ray is not None or (workers or 1) > 1):
-        raise ValueError("With --concurrency requests share one target's passes. Leave --workers and --ray out.")
+    if config.concurrency and (workers or 1) > 1:
+        raise ValueError("With --concurrency requests share one target's passes. Leave --workers out.")
     resume = resume or retry
     check_folder(out, config, resume)
     suites = check_plan(config)
@@ -61,9 +59,6 @@ def sweep(
     with sole_sweep(out):
         check_folder(out, config, resume)  # checked again: another sweep may have ended here in the meantime
         try:
-            if ray is not None:
-                with actors(ray, config, workers) as crew:
-                    return _sweep(config, suites, out, retry, crew)
             if workers is not None and workers > 1:
                 return _sweep(config, suites, out, retry, Processes(config, workers))
             return _sweep(config, suites, out, retry, None)

@@ -35,16 +35,10 @@ class RunOptions(Checked):
     retry_failures: bool = option(False, "Measure again what failed")
     workers: int | None = option(
         None,
-        "Processes, one model replica each; speeds then share the machine. With --ray, actors",
+        "Processes, one model replica each; speeds then share the machine",
         low=1,
         high=4096,
-        none="1; with --ray, one per GPU, else per node",
-    )
-    ray: str | None = option(
-        None,
-        "Workers on a Ray cluster: auto, HOST:PORT, or local to start one here. Models, heads and calibrations given "
-        "as paths must be there on every node; prompts are read here",
-        metavar="ADDRESS",
+        none="1",
     )
     dry_run: bool = option(False, "Print the options as TOML and the plan, and stop")
 
@@ -148,7 +142,7 @@ def _measure(config: SweepConfig, running: RunOptions) -> None:
         print("\n".join([*describe(config), *(f"# {line}" for line in plan)]))
         return
     out = running.folder
-    rows = run(config, out, running.resume is not None, running.workers, running.ray, running.retry_failures)
+    rows = run(config, out, running.resume is not None, running.workers, running.retry_failures)
     write(out)
     failed = sum(isinstance(row, Failure) for row in rows)
     if failed:

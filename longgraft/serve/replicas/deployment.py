@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from longgraft.config.settings import Pair, Settings
-from longgraft.ray_cluster import NodeShare, absolute, connected, nodes_of
 from longgraft.serve.http_server import GRACE_SECONDS
 from longgraft.serve.options import Replicas, Serving
+from longgraft.serve.replicas.ray_cluster import NodeShare, absolute, connected, nodes_of
 
 SPARE = 8  # requests that a replica accepts beyond its queue, which it refuses; those without decoding pass
 CHECKED = 5.0  # seconds between two checks of a replica
