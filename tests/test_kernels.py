@@ -512,6 +512,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatc
     compiler.chmod(0o755)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("LONGGRAFT_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(build.NotBuilt, match="no such standard"):
         CpuKernels()
