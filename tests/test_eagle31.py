@@ -58,7 +58,7 @@ def two_levels(head: Eagle3Network) -> torch.Tensor:
     features, tokens = torch.linspace(-3, 5, 3 * 96).view(1, 3, 96).cos(), torch.arange(3)[None]
     state = head.fuse(features)
     for _ in range(2):
-        state = head(state, tokens, tokens, lambda _, q, k, v: q)
+        state = head(state, tokens, head.cos_sin(tokens), lambda _, q, k, v: q)
     return head.logits(state)
 
 
@@ -72,8 +72,8 @@ def by_the_paper(made: Eagle3Network, norm_output: bool) -> torch.Tensor:
         part / (part.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
         for part, norm in zip(features.split(32, -1), made.fc_norm, strict=True)
     ]
-    state = plain(plain.fc(torch.cat(parts, -1)), tokens, tokens, lambda _, q, k, v: q)
-    state = plain(plain.norm(state) if norm_output else state, tokens, tokens, lambda _, q, k, v: q)
+    state = plain(plain.fc(torch.cat(parts, -1)), tokens, plain.cos_sin(tokens), lambda _, q, k, v: q)
+    state = plain(plain.norm(state) if norm_output else state, tokens, plain.cos_sin(tokens), lambda _, q, k, v: q)
     return plain.lm_head(plain.norm(state))
 
 

@@ -79,7 +79,9 @@ def test_the_fused_modules_of_an_eagle3_head_are_equal_to_the_last_bit(qk_norm, 
     tokens = torch.arange(5)[None]
 
     def drafted() -> torch.Tensor:
-        states = network(hidden, tokens, tokens, lambda layer, q, k, v: q + v.sum((1, 2), keepdim=True) * k.sum())
+        states = network(
+            hidden, tokens, network.cos_sin(tokens), lambda layer, q, k, v: q + v.sum((1, 2), keepdim=True) * k.sum()
+        )
         return network.logits(states)
 
     expected = drafted()

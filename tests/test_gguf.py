@@ -19,7 +19,7 @@ from longgraft.config.settings import Pair
 from longgraft.loading import assemble
 from longgraft.models import gguf_files, gguf_floats, gguf_header, gguf_tokenizer
 from longgraft.models.files import files_of
-from longgraft.models.gguf_filler import FileTensor, TensorTable
+from longgraft.models.gguf_tensors import FileTensor, TensorTable
 
 IDS = torch.tensor([[1, 40, 50, 60, 70, 41, 90, 33]])
 

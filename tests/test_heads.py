@@ -157,7 +157,7 @@ def test_saving_and_loading_give_the_same_logits(tmp_path):
     outs = []
     for head in (made, loaded):
         head.share_embedding(embedding)
-        outs.append(head.logits(head(hidden, tokens, tokens, lambda _, q, k, v: q)))
+        outs.append(head.logits(head(hidden, tokens, head.cos_sin(tokens), lambda _, q, k, v: q)))
     assert torch.equal(*outs) and loaded.config.rope == made.config.rope
     assert loaded.config.feature_layers == (2, 6, 9)
 
@@ -558,7 +558,10 @@ def test_an_exported_speculators_head_gives_the_same_logits(tmp_path, more):
     save_speculators(made, tmp_path, "Qwen/Qwen3-8B", ["Qwen3ForCausalLM"])
     loaded = load_head(tmp_path, TARGET)
     hidden, tokens = torch.randn(1, 5, 96), torch.arange(5)[None]
-    outs = [head.logits(head(head.fuse(hidden), tokens, tokens, lambda _, q, k, v: q)) for head in (made, loaded)]
+    outs = [
+        head.logits(head(head.fuse(hidden), tokens, head.cos_sin(tokens), lambda _, q, k, v: q))
+        for head in (made, loaded)
+    ]
     torch.testing.assert_close(*outs)
     assert loaded.config.layout == "speculators" and loaded.config.window == made.config.window
     assert loaded.config.feature_layers == made.config.feature_layers

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import longgraft
 
-path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(longgraft.__file__).with_name("config") / "data_files.py"
+path = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(longgraft.__file__).with_name("files") / "data_files.py"
 text = path.read_text(encoding="utf-8")
 definitions = [line for line in text.splitlines() if line.startswith("def ")]
 prompt = f"{text}\n\n{definitions[-1]}\n"  # the function's first line: much of what follows stands in the prompt
