@@ -690,6 +690,8 @@ def test_a_loop_has_no_ratio(opened):
         answers_with(opened, "a", loops=loops, compared=compared)
         ask_in_chat(opened, "x")
         assert (text(opened, "speedup"), text(opened, "rate-about")) == (ratio, caption)
+        below = opened.js("document.querySelector('.turn:last-child .aside').textContent")
+        assert ("tokens/s" in below) is not loops
 
 
 def test_several_dropped_files_are_taken_but_for_the_bad_ones(opened):
