@@ -27,10 +27,11 @@ from longgraft.methods.needs import HEAD, Missing, Need, Sources
 from longgraft.methods.registry.graft import GraftChoices
 
 SOURCE = """
+from longgraft.methods.building import history
 from longgraft.methods.find import Method
 from longgraft.methods.registry.pld import PromptLookup
 
-TWO = Method("two", "copies two tokens", "-", lambda parts: PromptLookup(parts.history(), length=2), budget=3)
+TWO = Method("two", "copies two tokens", "-", lambda parts: PromptLookup(history(parts), length=2), budget=3)
 WRONG = 7
 """
 

@@ -16,6 +16,7 @@ from longgraft.acceptance.rules import AcceptanceRule, DrawThenWalk
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting
 from longgraft.drafters.pruning import Dense
+from longgraft.methods.building import drafter
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -147,7 +148,7 @@ class SpecPVChoices(Drafting):
 def specpv_exact(p: Parts) -> Cascade:
     """Rows are selected again at each full pass."""
     return Cascade(
-        p.target, p.drafter(Dense()), partial(p, p.choices.select(), every=1), (p.choices.waiting, 60), p.clock
+        p.target, drafter(p, Dense()), partial(p, p.choices.select(), every=1), (p.choices.waiting, 60), p.clock
     )
 
 
@@ -172,7 +173,7 @@ LOSSY = Method(
     "specpv",
     "EAGLE-3 trees verified on a part of the cache, and in full only now and then",
     SPECPV,
-    lambda p: p.drafter(Dense()),
+    lambda p: drafter(p, Dense()),
     (HEAD,),
     "lossy",
     choices=SpecPVChoices(),

@@ -19,6 +19,7 @@ import numpy as np
 from longgraft.config.options import Checked, like, option
 from longgraft.memories.past_answers import PastAnswers
 from longgraft.memories.token_history import TokenHistory, unbroken
+from longgraft.methods.building import history
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
 from longgraft.protocol.memory import Memory
@@ -198,9 +199,9 @@ class SuffixChoices(Checked):
 def suffix(p: Parts) -> SuffixDecoding:
     """Lookups in the history, and in earlier answers if any are remembered."""
     c = p.choices
-    texts: tuple[TokenHistory | PastAnswers, ...] = (p.history(),)
+    texts: tuple[TokenHistory | PastAnswers, ...] = (history(p),)
     if c.outputs:
-        texts += (p.one(("outputs", c.outputs), lambda: PastAnswers(c.outputs)),)
+        texts += (p.once(("outputs", c.outputs), lambda: PastAnswers(c.outputs)),)
     return SuffixDecoding(texts, Speculation(c.depth, c.factor, c.offset, c.least), p.clock)
 
 

@@ -1,0 +1,110 @@
+"""Functions that make this repository's memories and proposers of a method's parts.
+
+Methods that ask for the same memory share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from longgraft.config.settings import Drafting, Retrieving
+from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.matrix import MatrixRetriever
+from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
+from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
+from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.memories.head_passes import HeadPasses
+from longgraft.memories.partial_matching import PartialMatching
+from longgraft.memories.token_history import TokenHistory
+from longgraft.methods.needs import HEAD
+from longgraft.methods.parts import Parts
+from longgraft.protocol.pruning import PruningPolicy
+from longgraft.trees.templates import DEEPEST, WIDEST, Template, bounded, envelope
+
+
+@dataclass(frozen=True)
+class MatrixKind:
+    """The properties by which adjacency matrices differ; methods that ask for equal ones share one.
+
+    Attributes:
+        warm: Start from the calibration's rows, if any.
+        unseen: The id of an empty entry.
+        shared: One matrix for all lanes of the engine.
+        seeded, in_order, lasting: As in `AdjacencyMemory`; with `parts.persist`, every matrix lasts.
+    """
+
+    warm: bool = True
+    unseen: int = UNSEEN
+    shared: bool = False
+    seeded: bool = True
+    in_order: bool = False
+    lasting: bool = False
+
+
+def history(parts: Parts) -> TokenHistory:
+    """Returns the memory of all committed tokens."""
+    return parts.once("history", TokenHistory)
+
+
+def text(parts: Parts, rows: bool = False) -> PartialMatching:
+    """Returns the memory of all committed tokens as a distribution of what follows.
+
+    rows: learn what the target predicts, too
+    """
+    return parts.once(("text", rows), lambda: PartialMatching(rows))
+
+
+def matrix(parts: Parts, kind: MatrixKind = MatrixKind()) -> AdjacencyMemory:
+    """Returns the adjacency matrix."""
+    kind = replace(kind, lasting=kind.lasting or parts.persist)
+    snapshot = parts.calibration.snapshot if kind.warm else None
+    key = kind, snapshot
+
+    def empty() -> MatrixWrites:
+        return MatrixWrites(AdjacencyMatrix(parts.target.vocab_size, device=parts.target.device, unseen=kind.unseen))
+
+    def memory() -> AdjacencyMemory:
+        writes = parts.once_per_engine(key, empty) if kind.shared else empty()
+        return AdjacencyMemory(
+            writes.matrix,
+            snapshot=snapshot,
+            lasting=kind.lasting,
+            seeded=kind.seeded,
+            in_order=kind.in_order,
+            clock=parts.clock,
+            regions=parts.regions,
+            writes=writes,
+        )
+
+    return parts.once(key, memory)
+
+
+def drafter_cache(parts: Parts, window: int | None = None) -> Eagle3Cache:
+    """Returns the EAGLE-3 head's keys and values.  window: tokens of its past that it sees; None: its own"""
+    network, target = parts.the(HEAD), parts.target
+    window = window or network.config.window
+    passes = parts.once_per_engine(
+        ("head passes", network, window), lambda: HeadPasses(network, window, target.kernels)
+    )
+    return parts.once(
+        ("drafter cache", network, window),
+        lambda: Eagle3Cache(network, window, parts.clock, target.kernels, parts.regions, target.fused_kernels, passes),
+    )
+
+
+def drafter(parts: Parts, policy: PruningPolicy) -> Eagle3Drafter:
+    """Returns an EAGLE-3 drafter whose tree is pruned by `policy` and bounded by the method's choices."""
+    bounds = parts.choices if isinstance(parts.choices, Drafting) else Drafting()
+    return Eagle3Drafter(drafter_cache(parts, bounds.window), policy, bounds.levels, bounds.top_k, parts.clock)
+
+
+def retriever(
+    parts: Parts, template: Callable[[int], Template] = envelope, kind: MatrixKind = MatrixKind()
+) -> MatrixRetriever:
+    """Returns Graft's retriever: slots are filled from the matrix in the template's order."""
+    bounds = parts.choices if isinstance(parts.choices, Retrieving) else Retrieving()
+    if template is envelope and (bounds.depth or bounds.width):
+        template = partial(bounded, depth=bounds.depth or DEEPEST, width=bounds.width or WIDEST)
+    return MatrixRetriever(matrix(parts, kind), template, parts.clock)
