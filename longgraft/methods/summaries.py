@@ -19,7 +19,9 @@ from longgraft.config.method_syntax import split
 if TYPE_CHECKING:
     from longgraft.methods.method import Method
 
-ENTRY_POINTS = "longgraft.methods"  # the group under which packages register a `Method`
+INTERFACE = 2  # version of the interface of methods: `Method` and what its `build` is given
+GROUP = "longgraft.methods"  # the group of version 1, with which the names of later ones begin
+ENTRY_POINTS = f"{GROUP}.v{INTERFACE}"  # the group under which packages register a `Method`
 PACKAGE = "longgraft"
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"  # in a checkout
 FILE = Path(__file__).with_suffix(".json")
@@ -56,15 +58,36 @@ class Summary:
 def registered() -> tuple[list[EntryPoint], list[EntryPoint]]:
     """Returns the entry points of (this package, other installed packages).
 
-    Those of a checkout are read from its pyproject.toml, so that it need not be installed.
+    Those of a checkout are read from its pyproject.toml, so that it need not be installed.  Entry points for other
+    versions of the interface are among them, unless their package has some for this version, too.
     """
-    points = list(entry_points(group=ENTRY_POINTS))
-    own = [point for point in points if point.dist is not None and point.dist.name == PACKAGE]
-    others = [point for point in points if point not in own]
+    known = entry_points()
+    groups = [group for group in sorted(known.groups) if group == GROUP or group.startswith(f"{GROUP}.v")]
+    points = [point for group in groups for point in known.select(group=group)]
+    fitting = {package_of(point) for point in points if point.group == ENTRY_POINTS}
+    points = [point for point in points if point.group == ENTRY_POINTS or package_of(point) not in fitting]
+    own = [point for point in points if package_of(point) == PACKAGE]
+    others = [point for point in points if package_of(point) != PACKAGE]
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {}) if PROJECT.exists() else {}
     if project.get("name") == PACKAGE:
         own = [EntryPoint(name, value, ENTRY_POINTS) for name, value in project["entry-points"][ENTRY_POINTS].items()]
     return own, others
+
+
+def package_of(point: EntryPoint) -> str:
+    """Returns the name of the package that registers an entry point; "" if it is not known."""
+    return point.dist.name if point.dist is not None else ""
+
+
+def check_interface(point: EntryPoint) -> None:
+    """Raises ValueError if a method was registered for another version of the interface."""
+    if point.group != ENTRY_POINTS:
+        version = point.group.removeprefix(GROUP).removeprefix(".v") or "1"
+        raise ValueError(
+            f"Method {point.name!r} of the installed package {package_of(point)} was made for version {version} of "
+            f"the interface of methods, and this longgraft has version {INTERFACE}: install a release of it for "
+            f"version {INTERFACE}, or change it as CHANGELOG.md says."
+        )
 
 
 @cache
