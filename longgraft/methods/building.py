@@ -12,6 +12,7 @@ from functools import partial
 from longgraft.config.settings import Drafting, Retrieving
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.matrix import MatrixRetriever
+from longgraft.drafters.pruning import Dense
 from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
 from longgraft.memories.eagle3_cache import Eagle3Cache
@@ -94,7 +95,7 @@ def drafter_cache(parts: Parts, window: int | None = None) -> Eagle3Cache:
     )
 
 
-def drafter(parts: Parts, policy: PruningPolicy) -> Eagle3Drafter:
+def drafter(parts: Parts, policy: PruningPolicy = Dense()) -> Eagle3Drafter:
     """Returns an EAGLE-3 drafter whose tree is pruned by `policy` and bounded by the method's choices."""
     bounds = parts.choices if isinstance(parts.choices, Drafting) else Drafting()
     return Eagle3Drafter(drafter_cache(parts, bounds.window), policy, bounds.levels, bounds.top_k, parts.clock)

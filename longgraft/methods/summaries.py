@@ -67,7 +67,7 @@ def registered() -> tuple[list[EntryPoint], list[EntryPoint]]:
     fitting = {package_of(point) for point in points if point.group == ENTRY_POINTS}
     points = [point for point in points if point.group == ENTRY_POINTS or package_of(point) not in fitting]
     own = [point for point in points if package_of(point) == PACKAGE]
-    others = [point for point in points if package_of(point) != PACKAGE]
+    others = [point for point in points if point not in own]
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {}) if PROJECT.exists() else {}
     if project.get("name") == PACKAGE:
         own = [EntryPoint(name, value, ENTRY_POINTS) for name, value in project["entry-points"][ENTRY_POINTS].items()]

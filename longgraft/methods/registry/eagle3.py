@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from longgraft.config.settings import Drafting
-from longgraft.drafters.pruning import Dense
 from longgraft.methods.building import drafter
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
@@ -16,7 +15,7 @@ METHODS: tuple[Method, ...] = (
         "eagle3",
         "a dense drafted tree, never pruned",
         EAGLE3,
-        lambda p: drafter(p, Dense()),
+        drafter,
         (HEAD,),
         choices=Drafting(),
     ),

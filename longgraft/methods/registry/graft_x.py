@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from longgraft.budget.acceptance_estimates import AcceptanceEstimates
-from longgraft.budget.controller import Controller, Levels, Together, planned_together
+from longgraft.budget.controller import Controller, Levels, planned_together
 from longgraft.budget.cost_model import LiveCosts
 from longgraft.budget.node_ranking import RankedProposer
-from longgraft.config.options import Checked, like, option
+from longgraft.config.options import Checked, Option, option
 from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import BeamMassPolicy, Dense
@@ -29,18 +30,20 @@ WIDE = 32
 WIDELY = 1.5
 
 
+Rows = Annotated[bool, Option("Rank what the target predicted elsewhere; without a budget, only if nodes are cheap")]
+Probing = Annotated[bool, Option("Probe a drafter that is expected to lose now and then")]
+
+
 @dataclass(frozen=True)
 class GraftXChoices(Drafting):
     """Choices of `graft-x`."""
 
     text: bool = option(True, "Rank what followed in the text; without it, no rows either")
-    rows: bool = option(True, "Rank what the target predicted elsewhere; without a budget, only if nodes are cheap")
-    pruning: str = option(
-        "mass",
-        "Stop drafting where the beam holds too little probability, or never (none: needs a --budget)",
-        choices=("mass", "none"),
+    rows: Rows = True
+    pruning: Literal["mass", "none"] = option(
+        "mass", "Stop drafting where the beam holds too little probability, or never (none: needs a --budget)"
     )
-    probing: bool = option(True, "Probe a drafter that is expected to lose now and then")
+    probing: Probing = True
     source: str = option(
         "", "Method whose nodes are ranked instead of the drafter's, if they have probabilities", none="the drafter"
     )
@@ -50,8 +53,8 @@ class GraftXChoices(Drafting):
 class TextChoices(Checked):
     """Choices of `graft-x-text`."""
 
-    rows: bool = like(GraftXChoices, "rows")
-    probing: bool = like(GraftXChoices, "probing")
+    rows: Rows = True
+    probing: Probing = True
 
 
 def ranked(p: Parts) -> RankedProposer:
@@ -82,39 +85,25 @@ def controlled(p: Parts) -> Controller:
     costs = _needed_costs(p)
     learnt = _text(p, costs, c.rows) if c.text else None
     if p.source is not None:
-        key = ("estimates", "source", c.text, c.probing, *p.source.memories)
-        estimates = p.once(key, lambda: AcceptanceEstimates(costs))
-        return Controller(
-            RankedProposer(learnt, p.source, p.clock, pool=1),
-            estimates,
-            probing=c.probing,
-            clock=p.clock,
-            together=_together(p),
-        )
+        ranking = RankedProposer(learnt, p.source, p.clock, pool=1)
+        return _controller(p, ranking, ("source", c.text, *p.source.memories))
     cache = drafter_cache(p, c.window)
-    estimates = p.once(("estimates", c.text, c.probing, cache), lambda: AcceptanceEstimates(costs))
     levels = Levels(cache, _beam(costs, c.top_k), c.levels)
     drafts = Eagle3Drafter(cache, Dense(), levels.most, levels.beam, p.clock)
-    return Controller(
-        RankedProposer(learnt, drafts, p.clock),
-        estimates,
-        levels,
-        probing=c.probing,
-        clock=p.clock,
-        together=_together(p),
-    )
+    return _controller(p, RankedProposer(learnt, drafts, p.clock), (c.text, cache), levels)
 
 
 def text_controlled(p: Parts) -> Controller:
     """Returns a ranking of the text with as many nodes as pay."""
-    costs = _needed_costs(p)
-    estimates = p.once(("estimates", "text", p.choices.probing), lambda: AcceptanceEstimates(costs))
-    ranking = RankedProposer(_text(p, costs, p.choices.rows), clock=p.clock)
-    return Controller(ranking, estimates, probing=p.choices.probing, clock=p.clock, together=_together(p))
+    return _controller(p, RankedProposer(_text(p, _needed_costs(p), p.choices.rows), clock=p.clock), ("text",))
 
 
-def _together(p: Parts) -> Together:
-    return p.once_per_engine(("the plan of a pass", p.choices), planned_together)
+def _controller(p: Parts, ranking: RankedProposer, nodes: tuple, levels: Levels | None = None) -> Controller:
+    """Returns a controller; nodes: tells its ranking's nodes from others, so that both have estimates of their own."""
+    probing = p.choices.probing
+    estimates = p.once(("estimates", probing, *nodes), lambda: AcceptanceEstimates(_needed_costs(p)))
+    together = p.once_per_engine(("the plan of a pass", p.choices), planned_together)
+    return Controller(ranking, estimates, levels, probing=probing, clock=p.clock, together=together)
 
 
 def _needed_costs(p: Parts) -> LiveCosts:
