@@ -129,10 +129,8 @@ def test_memories_of_other_heads_rows_or_kinds_are_other_memories():
 def test_lanes_share_a_matrix_only_if_its_kind_is_shared():
     parts, shared = toy_parts(), MatrixKind(shared=True)
     lane = replace(parts, kept={})
-    assert (
-        matrix(lane, shared) is not matrix(parts, shared)
-        and matrix(lane, shared).matrix is matrix(parts, shared).matrix
-    )
+    assert matrix(lane, shared) is not matrix(parts, shared)
+    assert matrix(lane, shared).matrix is matrix(parts, shared).matrix
     assert matrix(lane).matrix is not matrix(parts).matrix
 
 
