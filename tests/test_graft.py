@@ -13,7 +13,7 @@ from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.matrix import MatrixRetriever
 from longgraft.drafters.pruning import Dense, Gates, Split, kept_nodes
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
 from longgraft.methods.building import drafter, drafter_cache
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.combinators import Graft
@@ -140,7 +140,7 @@ def test_an_empty_frozen_matrix_equals_no_retrieval():
         def update(self, tokens, topk):
             pass
 
-    frozen = MatrixRetriever(AdjacencyMemory(Frozen(96)))
+    frozen = MatrixRetriever(AdjacencyMemory(MatrixWrites(Frozen(96))))
     ours = trees(Graft(toy_drafter(Gates({5: 2.0})), frozen))
     theirs = trees(build("graft+retrieval=none", toy_parts(thresholds={5: 2.0})))
     assert all(same(a, b) for a, b in zip(ours, theirs, strict=True))
@@ -161,7 +161,7 @@ def test_a_markov_target_is_accepted_to_the_templates_depth():
     follows = (torch.arange(96) * 5 + 1) % 96
     matrix = AdjacencyMatrix(96)
     matrix.update(torch.arange(96), torch.stack([(follows + i) % 96 for i in range(8)], 1).int())
-    tree = MatrixRetriever(AdjacencyMemory(matrix, snapshot=matrix.snapshot())).candidates(3, 52)
+    tree = MatrixRetriever(AdjacencyMemory(MatrixWrites(matrix), snapshot=matrix.snapshot())).candidates(3, 52)
     node, depth, token = 0, 0, 3
     while (child := tree.children.get((node, int(follows[token])))) is not None:
         node, depth, token = child, depth + 1, int(follows[token])

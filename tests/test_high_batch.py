@@ -98,7 +98,7 @@ def test_the_serving_tree_of_eight_keeps_two_three_or_five_nodes(gate, kept):
 
 def test_writes_of_a_pass_put_every_rejected_node_before_every_kept_one():
     writes = MatrixWrites(AdjacencyMatrix(20, width=1))
-    first, second = (AdjacencyMemory(writes.matrix, writes=writes) for _ in range(2))
+    first, second = (AdjacencyMemory(writes) for _ in range(2))
     first.reset(9), second.reset(9)
 
     def seen(tokens, path, top):

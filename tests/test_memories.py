@@ -11,9 +11,10 @@ from toys.models import toy_network, toy_target
 from toys.sessions import kinds, toy_parts, toy_prompt
 
 from longgraft.acceptance.rules import Greedy
+from longgraft.memories.adjacency_memory import MatrixKind
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.memories.token_history import TokenHistory
-from longgraft.methods.building import MatrixKind, drafter_cache, history, matrix
+from longgraft.methods.building import drafter_cache, history, matrix
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import build
 from longgraft.methods.needs import HEAD

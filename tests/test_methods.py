@@ -104,9 +104,9 @@ def test_an_installed_package_registers_methods(register):
         (f"[{ENTRY_POINTS}]\ntwo = mine:TWO\nalso = mine:TWO", "'two', which exists already"),
         (
             "[longgraft.methods]\ntwo = mine:TWO",
-            "'two' .* mine was made for version 1 .* version 2: .*CHANGELOG",
+            "'two', .*'mine:TWO', was made for version 1 .* version 2: .*CHANGELOG",
         ),
-        ("[longgraft.methods.v3]\ntwo = mine:TWO", "'two' .* mine was made for version 3 .* version 2: "),
+        ("[longgraft.methods.v3]\ntwo = mine:TWO", "'two', .*'mine:TWO', was made for version 3 .* version 2: "),
     ],
 )
 def test_a_package_whose_methods_cannot_be_used_is_refused(register, entry_points, said):

@@ -6,15 +6,15 @@ Methods that ask for the same memory share it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from longgraft.config.settings import Drafting, Retrieving
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.matrix import MatrixRetriever
 from longgraft.drafters.pruning import Dense
-from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
-from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
+from longgraft.memories.adjacency import AdjacencyMatrix
+from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixKind, MatrixWrites
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.memories.head_passes import HeadPasses
 from longgraft.memories.partial_matching import PartialMatching
@@ -23,25 +23,6 @@ from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.pruning import PruningPolicy
 from longgraft.trees.templates import DEEPEST, WIDEST, Template, bounded, envelope
-
-
-@dataclass(frozen=True)
-class MatrixKind:
-    """The properties by which adjacency matrices differ; methods that ask for equal ones share one.
-
-    Attributes:
-        warm: Start from the calibration's rows, if any.
-        unseen: The id of an empty entry.
-        shared: One matrix for all lanes of the engine.
-        seeded, in_order, lasting: As in `AdjacencyMemory`; with `parts.persist`, every matrix lasts.
-    """
-
-    warm: bool = True
-    unseen: int = UNSEEN
-    shared: bool = False
-    seeded: bool = True
-    in_order: bool = False
-    lasting: bool = False
 
 
 def history(parts: Parts) -> TokenHistory:
@@ -58,7 +39,7 @@ def text(parts: Parts, rows: bool = False) -> PartialMatching:
 
 
 def matrix(parts: Parts, kind: MatrixKind = MatrixKind()) -> AdjacencyMemory:
-    """Returns the adjacency matrix."""
+    """Returns the adjacency matrix; with `parts.persist`, every matrix is lasting."""
     kind = replace(kind, lasting=kind.lasting or parts.persist)
     snapshot = parts.calibration.snapshot if kind.warm else None
     key = kind, snapshot
@@ -68,16 +49,7 @@ def matrix(parts: Parts, kind: MatrixKind = MatrixKind()) -> AdjacencyMemory:
 
     def memory() -> AdjacencyMemory:
         writes = parts.once_per_engine(key, empty) if kind.shared else empty()
-        return AdjacencyMemory(
-            writes.matrix,
-            snapshot=snapshot,
-            lasting=kind.lasting,
-            seeded=kind.seeded,
-            in_order=kind.in_order,
-            clock=parts.clock,
-            regions=parts.regions,
-            writes=writes,
-        )
+        return AdjacencyMemory(writes, kind, snapshot, parts.clock, parts.regions)
 
     return parts.once(key, memory)
 
@@ -101,11 +73,12 @@ def drafter(parts: Parts, policy: PruningPolicy = Dense()) -> Eagle3Drafter:
     return Eagle3Drafter(drafter_cache(parts, bounds.window), policy, bounds.levels, bounds.top_k, parts.clock)
 
 
-def retriever(
-    parts: Parts, template: Callable[[int], Template] = envelope, kind: MatrixKind = MatrixKind()
-) -> MatrixRetriever:
-    """Returns Graft's retriever: slots are filled from the matrix in the template's order."""
+def retriever(parts: Parts, template: Callable[[int], Template] = envelope, shared: bool = False) -> MatrixRetriever:
+    """Returns Graft's retriever: slots are filled from the matrix in the template's order.
+
+    shared: as in `MatrixKind`
+    """
     bounds = parts.choices if isinstance(parts.choices, Retrieving) else Retrieving()
     if template is envelope and (bounds.depth or bounds.width):
         template = partial(bounded, depth=bounds.depth or DEEPEST, width=bounds.width or WIDEST)
-    return MatrixRetriever(matrix(parts, kind), template, parts.clock)
+    return MatrixRetriever(matrix(parts, MatrixKind(shared=shared)), template, parts.clock)

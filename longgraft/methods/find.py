@@ -19,7 +19,7 @@ from longgraft.methods.method import BUDGET, Method
 from longgraft.methods.needs import Missing
 from longgraft.methods.parts import Parts
 from longgraft.methods.registry import CORE
-from longgraft.methods.summaries import INTERFACE, check_interface, check_method_name, registered
+from longgraft.methods.summaries import ENTRY_POINTS, GROUP, INTERFACE, check_method_name, registered
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.verifier import Verifier
 
@@ -31,7 +31,13 @@ T = TypeVar("T")
 def _loaded(points: Iterable[EntryPoint], before: Mapping[str, Method]) -> dict[str, Method]:
     found: dict[str, Method] = {}
     for point in points:
-        check_interface(point)
+        if point.group != ENTRY_POINTS:
+            version = point.group.removeprefix(GROUP).removeprefix(".v") or "1"
+            raise ValueError(
+                f"Method {point.name!r}, registered by an installed package as {point.value!r}, was made for version "
+                f"{version} of the interface of methods, and this longgraft has version {INTERFACE}: install a release "
+                f"for version {INTERFACE}, or change it as CHANGELOG.md says."
+            )
         try:
             method = as_method(point.load(), point.name)
         except (ImportError, AttributeError, ValueError) as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,32 +63,18 @@ def registered() -> tuple[list[EntryPoint], list[EntryPoint]]:
     versions of the interface are among them, unless their package has some for this version, too.
     """
     known = entry_points()
-    groups = [group for group in sorted(known.groups) if group == GROUP or group.startswith(f"{GROUP}.v")]
-    points = [point for group in groups for point in known.select(group=group)]
-    fitting = {package_of(point) for point in points if point.group == ENTRY_POINTS}
-    points = [point for point in points if point.group == ENTRY_POINTS or package_of(point) not in fitting]
-    own = [point for point in points if package_of(point) == PACKAGE]
+    package = attrgetter("dist.name")
+    points = list(known.select(group=ENTRY_POINTS))
+    fitting = set(map(package, points))
+    for group in sorted(known.groups):
+        if group == GROUP or group.startswith(f"{GROUP}.v"):
+            points += [point for point in known.select(group=group) if package(point) not in fitting]
+    own = [point for point in points if package(point) == PACKAGE]
     others = [point for point in points if point not in own]
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {}) if PROJECT.exists() else {}
     if project.get("name") == PACKAGE:
         own = [EntryPoint(name, value, ENTRY_POINTS) for name, value in project["entry-points"][ENTRY_POINTS].items()]
     return own, others
-
-
-def package_of(point: EntryPoint) -> str:
-    """Returns the name of the package that registers an entry point; "" if it is not known."""
-    return point.dist.name if point.dist is not None else ""
-
-
-def check_interface(point: EntryPoint) -> None:
-    """Raises ValueError if a method was registered for another version of the interface."""
-    if point.group != ENTRY_POINTS:
-        version = point.group.removeprefix(GROUP).removeprefix(".v") or "1"
-        raise ValueError(
-            f"Method {point.name!r} of the installed package {package_of(point)} was made for version {version} of "
-            f"the interface of methods, and this longgraft has version {INTERFACE}: install a release of it for "
-            f"version {INTERFACE}, or change it as CHANGELOG.md says."
-        )
 
 
 @cache

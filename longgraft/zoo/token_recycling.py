@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from longgraft.drafters.matrix import MatrixRetriever
-from longgraft.methods.building import MatrixKind, matrix
+from longgraft.memories.adjacency_memory import MatrixKind
+from longgraft.methods.building import matrix
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
 from longgraft.trees.templates import token_recycling

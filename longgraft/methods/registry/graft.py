@@ -10,7 +10,7 @@ from annotated_types import Ge, Le
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting, Retrieving
 from longgraft.drafters.pruning import Filled, Gates, Split, StoredGates
-from longgraft.methods.building import MatrixKind, drafter, retriever
+from longgraft.methods.building import drafter, retriever
 from longgraft.methods.combinators import Graft
 from longgraft.methods.method import BUDGETED, Method
 from longgraft.methods.needs import HEAD
@@ -101,14 +101,9 @@ def graft(p: Parts) -> Proposer:
     """A pruned draft whose freed slots are filled as chosen."""
     c: GraftChoices = p.choices
     gates = Gates(p.calibration.thresholds)
-    policy: PruningPolicy = gates
+    policy: PruningPolicy = Filled(gates) if c.retrieval == "drafted" else gates
     if c.pruning == "none":
-        split = p.calibration.split
-        if c.retrieved is not None:
-            split = 60 - c.retrieved
-        policy = Split(split)
-    elif c.retrieval == "drafted":
-        policy = Filled(gates)
+        policy = Split(p.calibration.split if c.retrieved is None else 60 - c.retrieved)
     pruned = drafter(p, policy)
     if c.retrieval == "tail":
         return TailGraft(pruned, retriever(p, chain), clock=p.clock)
@@ -120,7 +115,7 @@ def graft(p: Parts) -> Proposer:
 def high_batch(p: Parts) -> Proposer:
     """A whole draft, pruned afterwards, whose freed slots are filled from a matrix that all requests share."""
     pruned = drafter(p, StoredGates(Gates(p.calibration.thresholds)))
-    return Graft(pruned, retriever(p, kind=MatrixKind(shared=True)), p.clock, p.regions)
+    return Graft(pruned, retriever(p, shared=True), p.clock, p.regions)
 
 
 METHODS: tuple[Method, ...] = (
