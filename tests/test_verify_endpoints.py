@@ -62,14 +62,20 @@ def test_equal_servers_pass_and_are_asked_five_times_each(verify):
         assert toy.asked == [greedy, greedy, greedy | {"logprobs": 5}, seeded, seeded]
 
 
-def test_server_that_is_not_equal_to_itself_proves_nothing(verify):
-    code, report, _ = verify(ToyServer(WORDS, logprobs=columns), ToyServer(WORDS, drifts=True))
+def test_servers_that_do_not_equal_themselves_prove_nothing(verify):
+    code, lines, _ = verify(ToyServer(WORDS, drifts=True), ToyServer(OTHER, drifts=True), words=())
+    assert code == 0 and "greedy: 1 of 1 say nothing, because neither server answered twice the same" in lines
+    assert "A equals itself: 0 of 1 greedy, 0 of 1 seeded" in lines and "B equals itself: 0 of 1 greedy" in lines
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_server_that_does_not_equal_itself_varies(verify, place):
+    toys = [ToyServer(WORDS, 0.5, columns), ToyServer(WORDS, drifts=True, last=(" or",))]
+    code, report, _ = verify(*(toys if place else reversed(toys)))
     (row,) = report["rows"]
-    assert code == 0 and row["verdict"] == "unsteady" and row["seeded_steady"] == [True, False]
-    assert row["own_differences"][0] is None and row["own_differences"][1]["shown"] == ["1", "2"]
-    code, lines, _ = verify(ToyServer(WORDS, drifts=True), ToyServer(WORDS), words=())
-    assert "greedy: 1 of 1 say nothing, because a server did not answer twice the same" in lines
-    assert "A equals itself: 0 of 1 greedy, 0 of 1 seeded" in lines and "B equals itself: 1 of 1 greedy" in lines
+    assert code == 1 and row["verdict"] == "varies" and row["seeded_steady"][place] is False
+    assert row["own_differences"][1 - place] is None and row["own_differences"][place]["shown"] == ["or", "2"]
+    assert row["first_difference"]["token"] == 3 and row["first_difference"]["margins"][1 - place] == pytest.approx(0.5)
 
 
 def test_missing_logprobs_are_said_and_texts_are_compared(verify):

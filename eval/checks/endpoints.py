@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from longgraft.comparison.levels import first_divergence
@@ -16,8 +17,9 @@ TOP = 5  # log-probabilities for each token, the most that OpenAI's completions 
 SEEDED_TEMPERATURE = 1.0  # of the seeded answers, unless --temperature says another
 NAMES = ("A", "B")
 SHOWN = 24  # characters of a token, or of a text from the difference on
-# What a row may say; only the last is a difference that a setting of the servers made.
-EQUAL, OTHER_PROMPT, UNSTEADY, TIE, DIFFERS = "equal", "other prompt", "unsteady", "near tie", "differs"
+# What a row may say. The last two are differences that a setting of the servers made.
+EQUAL, OTHER_PROMPT, UNSTEADY, TIE = "equal", "other prompt", "unsteady", "near tie"
+VARIES, DIFFERS = "varies", "differs"
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def check(
         "seed": asked.seed,
         "tie": tie,
         "verdicts": dict(verdicts),
-        "differ": verdicts[DIFFERS],
+        "differ": verdicts[DIFFERS] + verdicts[VARIES],
         "rows": rows,
         "notes": notes,
     }
@@ -138,8 +140,11 @@ def input_line() -> str:
 
 
 def compared(a: Answers, b: Answers, tie: float) -> dict[str, Any]:
-    """Returns the comparison of the answers to one prompt, with both texts."""
+    """Returns the comparison of the answers to one prompt, with the first two texts that differ."""
     one, other = a.greedy[0], b.greedy[0]
+    for pair in reversed(list(product(a.greedy, b.greedy))):
+        if pair[0].text != pair[1].text:
+            one, other = pair
     at = first_divergence(one.text, other.text)
     own = [own_difference(a), own_difference(b)]
     row: dict[str, Any] = {
@@ -166,12 +171,14 @@ def verdict(row: dict[str, Any], margins: Sequence[float | None], tie: float) ->
     known = [margin for margin in margins if margin is not None]
     if len(counts) > 1:
         return OTHER_PROMPT
-    if any(row["own_differences"]):
+    if all(row["own_differences"]):
         return UNSTEADY
     if row["first_difference"] is None:
         return EQUAL
     if known and max(known) <= tie:
         return TIE
+    if any(row["own_differences"]):
+        return VARIES
     return DIFFERS
 
 

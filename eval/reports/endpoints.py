@@ -16,6 +16,7 @@ from longgraft.eval.checks.endpoints import (
     SEEDED_TEMPERATURE,
     TIE,
     UNSTEADY,
+    VARIES,
     Asked,
     check,
     servers_of,
@@ -40,9 +41,10 @@ YES = {True: "yes", False: "no", None: "-"}
 MEANING = {
     EQUAL: "equal",
     TIE: "differ where the top-2 margin is at most {tie:g}, which counts as rounding",
-    UNSTEADY: "say nothing, because a server did not answer twice the same",
+    UNSTEADY: "say nothing, because neither server answered twice the same",
     OTHER_PROMPT: "say nothing, because the servers counted other prompt tokens",
-    DIFFERS: "differ although each server equals itself",
+    VARIES: "vary on one server alone, so its setting changed an answer",
+    DIFFERS: "differ although each server equals itself, so a setting changed the answer",
 }
 
 

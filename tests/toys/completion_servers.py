@@ -23,6 +23,7 @@ class ToyServer:
         logprobs: Makes the field from (tokens, margin); None: the field is left out.
         refused: Fields whose presence is an error 400.
         drifts: True if each answer has another last token than the one before.
+        last: The last tokens of the first answers of a server that drifts.
         prompt_tokens: The count in the usage.
         asked: The bodies of all requests.
     """
@@ -32,6 +33,7 @@ class ToyServer:
     logprobs: Callable[[Sequence[str], float], Any] | None = None
     refused: Sequence[str] = ()
     drifts: bool = False
+    last: Sequence[str] = ()
     prompt_tokens: int = 7
     asked: list[Body] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
@@ -44,7 +46,7 @@ class ToyServer:
                 return 400, {"error": {"message": f"{name} is not supported"}}
         words = list(self.words)
         if self.drifts:
-            words[-1] = f" {len(self.asked)}"
+            words[-1] = dict(enumerate(self.last, 1)).get(len(self.asked), f" {len(self.asked)}")
         choice: Body = {"text": "".join(words), "index": 0, "finish_reason": "length", "logprobs": None}
         if self.logprobs is not None and "logprobs" in body:
             choice["logprobs"] = self.logprobs(words, self.margin)
