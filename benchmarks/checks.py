@@ -90,7 +90,7 @@ def tests(report: Report, chosen: str = "", workers: int = 0) -> None:
     Raises:
         RuntimeError: no test could be run.
     """
-    files = [str(path) for path in sorted((ROOT / "tests").glob("test_*.py")) if "mark.gpu" in path.read_text()]
+    files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
     if not files:
         raise RuntimeError(f"{ROOT / 'tests'} has no test that is marked gpu.")
     seen = _Collected(report)

@@ -565,11 +565,11 @@ def test_compiled_code_stays_within_its_memory(tmp_path):
         "ASAN_OPTIONS": "detect_leaks=0:exitcode=99",
     }
     tests = [
-        f"tests/test_kernels.py::test_{name}"
+        f"tests/kernels/test_kernels.py::test_{name}"
         for name in ("attention_equals_the_reference", "products_equal_torchs", "norms_equal_torchs")
     ]
     tests += [
-        f"tests/test_byte_rows.py::test_{name}"
+        f"tests/runtime/test_byte_rows.py::test_{name}"
         for name in (
             "a_compiled_layer_writes_the_rows_that_torch_would",
             "trees_have_the_bits_of_plain_decoding",
@@ -586,10 +586,10 @@ def test_compiled_code_stays_within_its_memory(tmp_path):
             "-n",
             "0",
             *tests,
-            "tests/test_integers.py",
-            "tests/test_tiled_attention.py",
-            "tests/test_compiled_layers.py",
-            "tests/test_continuations.py",
+            "tests/kernels/test_integers.py",
+            "tests/attention/test_tiled_attention.py",
+            "tests/kernels/test_compiled_layers.py",
+            "tests/memories/test_continuations.py",
             "-k",
             "not memory_is_full and not avx2 and not baseline and not wheel",
         ],

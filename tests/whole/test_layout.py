@@ -106,7 +106,7 @@ def test_every_method_of_the_zoo_is_registered_by_an_entry_point():
 
 
 def test_tests_import_from_toys_and_not_from_one_another():
-    for path in (ROOT / "tests").glob("test_*.py"):
+    for path in (ROOT / "tests").rglob("test_*.py"):
         assert not [name for name in imports(path) if name.startswith(("test_", "conftest"))], path
 
 

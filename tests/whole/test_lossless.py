@@ -231,7 +231,7 @@ def test_a_warm_snapshot_changes_speed_and_not_the_answer():
 
 
 def test_lossy_methods_are_neither_the_default_nor_compared():
-    """The tests of predictions check that they answer; `tests/test_report.py` keeps them out of lossless tables."""
+    """The tests of predictions check their answers; `tests/eval/test_report.py` keeps them out of lossless tables."""
     assert LOSSY and not {*COMPARED, DEFAULT, HEADLESS} & set(LOSSY)
 
 

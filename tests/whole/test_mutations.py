@@ -27,7 +27,7 @@ def test_every_error_can_be_planted_and_names_existing_tests(copy):
             pass
         for claim in mutation.noticed.split():
             file, _, name = claim.partition("::")
-            text = (TESTS / file).read_text()
+            text = (copy.root / copy.test(file)).read_text()
             assert f"def {name.partition('[')[0]}(" in text, claim
             assert not re.search(r"^(from|import) benchmarks", text, re.MULTILINE), file  # the copy has none
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 45

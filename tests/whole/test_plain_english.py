@@ -19,7 +19,7 @@ def python_violations(path: Path) -> Iterator[tuple[int, str]]:
             if OPENING.match(text):
                 yield line, f"the docstring begins with {text.split()[0]!r}; begin it with a noun or a verb"
             if KNOWS.search(text):
-                yield line, "the docstring says what the code knows; tests/test_layout.py checks the imports"
+                yield line, "the docstring says what the code knows; tests/whole/test_layout.py checks the imports"
             if TEST_NAME.match(getattr(node, "name", "")):
                 yield line, f"the name {node.name} does not say the unit and its behaviour"
 
