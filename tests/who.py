@@ -4,8 +4,8 @@
 
 It looks them up in `.mutants`, which has the lines that test files execute, and first records the test files of the
 line's room if they are missing or out of date, then one by one those that import the module, until a test is found.
---tests names the files to record instead.  A line that no test executes by itself, such as a docstring's, stands for the
-function around it.
+--tests names the files to record instead.  A line that no test executes by itself, such as a docstring's, stands for
+the function around it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def tests_of(copy: Copy, recordings: Recordings, path: str, line: int) -> list[s
     return sorted(found, key=lambda test: recordings.seconds[test])
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], project: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("place", metavar="FILE:LINE")
     parser.add_argument("--tests", nargs="+", default=(), metavar="FILE")
@@ -60,11 +60,11 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"{given.place!r} is no FILE:LINE, such as longgraft/engine/request.py:40.")
     before_forks()
     with tempfile.TemporaryDirectory() as folder:
-        copy = Copy(Path(folder))
+        copy = Copy(Path(folder), project)
         path = copy.installed(file)
         if not (copy.root / path).is_file():
             parser.error(f"{file} is no file of the package.")
-        recordings = Recordings(copy, ROOT / ".mutants")
+        recordings = Recordings(copy, project / ".mutants")
         recordings.add(given.tests or recordings.kept(room_of(path)))
         found = tests_of(copy, recordings, path, int(line))
         for name in () if given.tests else importing(copy, path):

@@ -91,6 +91,11 @@ def hunted(project: Path, **choice) -> tuple[list[str], int]:
         "with tempfile.TemporaryDirectory() as folder:\n"
         f"    sys.exit(hunt(pathlib.Path({str(project)!r}), pathlib.Path(folder), Choice(**{choice!r})))"
     )
+    return told(code)
+
+
+def told(code: str) -> tuple[list[str], int]:
+    """Returns the lines that a program prints, without seconds, and its exit status."""
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin,pytest_timeout"}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=TESTS, env={**os.environ, **plugins}, capture_output=True, text=True
@@ -99,23 +104,40 @@ def hunted(project: Path, **choice) -> tuple[list[str], int]:
     return [re.sub(r"^ +[0-9.]+ s  ", "", line) for line in done.stdout.splitlines()], done.returncode
 
 
+@pytest.mark.parametrize(
+    "line, tests",
+    [
+        (11, ["test_slow", "test_fixture", "test_fixture_again", "test_quick"]),  # a fixture may serve any test
+        (12, ["test_quick"]),
+        (9, ["test_slow", "test_fixture", "test_fixture_again", "test_quick"]),  # a docstring: the whole function
+        (17, []),
+    ],
+)
+def test_the_tests_of_a_line_are_found(project, line, tests):
+    code = f"import pathlib, sys, who; sys.exit(who.main(['tiny/text.py:{line}'], pathlib.Path({str(project)!r})))"
+    lines, status = told(code)
+    found = {one for one in lines if one.startswith("tests/")}
+    assert found == {f"tests/test_tiny.py::{test}" for test in tests} and status == 0
+    assert bool(tests) != any(one.startswith("No recorded test") for one in lines)
+
+
 def test_changed_lines_are_tried_and_survivors_are_shown_with_their_tests(project):
-    told, survivors = hunted(project, base="HEAD")
-    assert told[0].startswith("recorded test_broken.py") and told[1].startswith("recorded test_tiny.py")
-    assert told[2:4] == ["1 changed statements are executed by no test", "  tiny/text.py: 16"]
-    assert not any("text.py:5 " in line for line in told)  # has not changed
-    outcomes = {line for line in told if line.startswith("tiny/")}
+    lines, survivors = hunted(project, base="HEAD")
+    assert lines[0].startswith("recorded test_broken.py") and lines[1].startswith("recorded test_tiny.py")
+    assert lines[2:4] == ["1 changed statements are executed by no test", "  tiny/text.py: 16"]
+    assert not any("text.py:5 " in line for line in lines)  # has not changed
+    outcomes = {line for line in lines if line.startswith("tiny/")}
     assert "tiny/text.py:11  noticed   by tests/test_tiny.py::test_fixture" in outcomes
-    survived = told.index("tiny/text.py:10  SURVIVES")
-    assert told[survived + 1 : survived + 5] == [
+    survived = lines.index("tiny/text.py:10  SURVIVES")
+    assert lines[survived + 1 : survived + 5] == [
         '     """Cuts a text."""',
         "-    if len(text) > most:",
         "+    if len(text) >= most:",
         '         return text[:most] + "."',
     ]
-    ran, names = told[survived + 5].split(": ")
+    ran, names = lines[survived + 5].split(": ")
     assert ran == "  4 of 4 tests ran" and names.endswith("test_tiny.py::test_slow")
-    assert survivors == 1 and re.match(r"\d+ of \d+ errors were noticed", told[-1])
+    assert survivors == 1 and re.match(r"\d+ of \d+ errors were noticed", lines[-1])
 
 
 @pytest.mark.slow
