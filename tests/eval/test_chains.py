@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 import torch
-from toys.models import medusa_heads, small_model, toy_target
+from toys.models import small_model, toy_target
 from toys.observations import seen
 from toys.oracle import plain
 from toys.sessions import METHODS, answered, toy_parts, toy_prompt, toy_session
+from toys.zoo import medusa_heads
 
 from longgraft.acceptance.rules import Greedy, Sampled
 from longgraft.acceptance.sampling import Sampling

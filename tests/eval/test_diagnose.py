@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys.models import toy_longspec, toy_network, toy_target
+from toys.models import toy_network, toy_target
 from toys.sessions import toy_prompt
 from toys.trees import begun
+from toys.zoo import toy_longspec
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense

@@ -8,9 +8,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from toys.models import VOCAB, shared_blocks, small_model, toy_network, toy_target
+from toys.models import VOCAB, small_model, toy_network, toy_target
 from toys.sessions import toy_prompt, toys
 from toys.training import BLOCKS, files_of_a_toy_run
+from toys.zoo import shared_blocks
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.prefill.chunked import read_prompt

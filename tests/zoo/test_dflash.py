@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from toys.models import VOCAB, shared_blocks, toy_blocks, toy_target
+from toys.models import VOCAB, toy_target
 from toys.official import load_target
 from toys.sessions import toy_parts, toy_prompt
 from toys.trees import begun, shape_of
+from toys.zoo import shared_blocks, toy_blocks
 
 from longgraft.acceptance.rules import Greedy, Sampled
 from longgraft.methods.find import build, find

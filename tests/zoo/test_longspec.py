@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from toys.models import toy_longspec, toy_target
+from toys.models import toy_target
 from toys.sessions import toy_prompt
 from toys.training import LONGSPEC as RECIPE
 from toys.training import counting
+from toys.zoo import toy_longspec
 from transformers.cache_utils import DynamicCache
 
 from longgraft.acceptance.rules import Greedy

@@ -7,9 +7,10 @@ import shutil
 
 import pytest
 import torch
-from toys.models import VOCAB, medusa_heads, small_model, toy_target
+from toys.models import VOCAB, small_model, toy_target
 from toys.observations import seen
 from toys.sessions import toy_prompt
+from toys.zoo import medusa_heads
 
 from longgraft.memories.draft_cache import MOST_WAITING
 from longgraft.methods.needs import Missing, Sources, embedded
