@@ -105,6 +105,14 @@ def test_every_method_of_the_zoo_is_registered_by_an_entry_point():
     assert made == registered and len(made) > 20
 
 
+def test_tests_lie_in_rooms_of_the_package_and_have_names_of_their_own():
+    rooms = {room(module).split(".")[-1] for module, _ in modules()} | {"whole"}
+    files = list((ROOT / "tests").rglob("test_*.py"))
+    for path in files:
+        assert path.parent.name in rooms and path.parent.parent == ROOT / "tests", path
+    assert len({path.name for path in files}) == len(files) > 150
+
+
 def test_tests_import_from_toys_and_not_from_one_another():
     for path in (ROOT / "tests").rglob("test_*.py"):
         assert not [name for name in imports(path) if name.startswith(("test_", "conftest"))], path
