@@ -154,15 +154,24 @@ def _provenance(run: Run) -> str:
 def _learned(rows: Sequence[Result]) -> Iterator[str]:
     """Yields notes on methods that keep what they learnt on earlier prompts."""
     for method, rows_of_method in groups.by_method(rows).items():
-        before = []
-        for row in groups.decodings(rows_of_method):
-            if row.learned_from is not None:
-                before.append(row.learned_from)
-        if before:
+        learners = [row for row in groups.decodings(rows_of_method) if row.learned_from is not None]
+        if learners:
+            before = [row.learned_from or 0 for row in learners]
+            others = "their mode, suite and length" if _learned_within_cells(learners) else "the run"
             yield (
                 f"- `{method}` learns over the run: its prompts began with what it had learnt from {min(before)} to "
-                f"{max(before)} others of their mode, suite and length. A prompt's repeats began alike."
+                f"{max(before)} others of {others}. A prompt's repeats began alike."
             )
+
+
+def _learned_within_cells(rows: Sequence[Row]) -> bool:
+    """True if each prompt began with at most the others of its mode, suite and length; older runs learnt beyond these."""
+    cells = groups.grouped(rows, lambda row: (row.key.mode, row.key.suite, row.key.bucket))
+    for members in cells.values():
+        prompts = {row.key.prompt_id for row in members}
+        if any((row.learned_from or 0) >= len(prompts) for row in members):
+            return False
+    return True
 
 
 def _gaps(config: Mapping[str, Any], rows: Sequence[Result]) -> str:

@@ -11,6 +11,7 @@ from zlib import crc32
 
 import pytest
 from toys.sessions import METHODS
+from toys.sources import ROOT
 
 import longgraft
 from longgraft.budget.cost_model import Costs
@@ -215,8 +216,17 @@ def test_summary_says_with_what_and_how_it_was_measured():
 def test_summary_names_methods_that_learn_over_the_run():
     rows = [row(), *(row("retrieval", prompt=str(before), learned_from=before) for before in (4, 0, 7))]
     text = summary(run(rows))
-    assert "- `retrieval` learns over the run: its prompts began with what it had learnt from 0 to 7 others" in text
-    assert "`ar` learns" not in text
+    said = "- `retrieval` learns over the run: its prompts began with what it had learnt from 0 to 7 others of the run."
+    assert said in text and "`ar` learns" not in text
+    rows = [row(), *(row("retrieval", prompt=str(before), learned_from=before) for before in (1, 0, 2))]
+    assert "from 0 to 2 others of their mode, suite and length." in summary(run(rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["smollm2/questions", "high_batch/smollm2", "qwen2.5-coder/long"])
+def test_the_summary_of_a_committed_run_is_made_again_byte_for_byte(folder):
+    committed = ROOT / "docs/results" / folder
+    assert summary(Run.read(committed)) == (committed / "summary.md").read_text(encoding="utf-8")
 
 
 def test_summary_begins_with_speed_ups_by_length_and_then_by_suite():
