@@ -165,7 +165,7 @@ def _learned(rows: Sequence[Result]) -> Iterator[str]:
 
 
 def _learned_within_cells(rows: Sequence[Row]) -> bool:
-    """True if each prompt began with at most the others of its mode, suite and length; older runs learnt beyond these."""
+    """True if each prompt began with at most the others of its mode, suite and length; older runs learnt from more."""
     cells = groups.grouped(rows, lambda row: (row.key.mode, row.key.suite, row.key.bucket))
     for members in cells.values():
         prompts = {row.key.prompt_id for row in members}

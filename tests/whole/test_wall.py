@@ -11,6 +11,21 @@ from pathlib import Path
 import pytest
 from toys.sources import ROOT
 
+LABORATORY_ROOMS = ("benchmarks", "eval", "training", "whole", "zoo")
+CORE = (  # of each core room that has tests without the zoo's methods, those that are quick
+    "acceptance/test_json_schemas.py",
+    "budget/test_ranking.py",
+    "cli/test_chat.py",
+    "completion/test_changes.py",
+    "completion/test_ends.py",
+    "completion/test_repository.py",
+    "engine/test_earlier_answers.py",
+    "engine/test_scheduling.py",
+    "memories/test_adjacency.py",
+    "prefill/test_seeding.py",
+    "serve/test_serve_openai.py",
+    "trees",
+)
 LACKING = ("zoo", "eval", "yarn_drafters/training")  # of longgraft; benchmarks are not installed at all
 pytestmark = pytest.mark.slow
 
@@ -22,6 +37,9 @@ def core(tmp_path_factory) -> Path:
     shutil.copytree(ROOT / "longgraft", folder / "longgraft", ignore=shutil.ignore_patterns("__pycache__"))
     for lacking in LACKING:
         shutil.rmtree(folder / "longgraft" / lacking)
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__", *LABORATORY_ROOMS))
+    for kept in ("docs", "README.md", "pyproject.toml"):
+        (folder / kept).symlink_to(ROOT / kept)
     return folder
 
 
@@ -32,8 +50,14 @@ def run(core: Path, *words: str) -> subprocess.CompletedProcess:
         env=os.environ | {"PYTHONPATH": str(core)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
     )
+
+
+def test_the_cores_tests_pass_in_it(core):
+    tests = [f"tests/{name}" for name in CORE]
+    done = run(core, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def test_the_core_alone_generates_and_has_a_server(core):
@@ -54,6 +78,7 @@ def test_the_core_alone_generates_and_has_a_server(core):
         ("costs", "eval"),
         ("calibrate --prompts longgraft/__init__.py", "eval"),
         ("sweep --suites lcc", "eval"),
+        ("generate --prompt x --method medusa", "zoo"),
         ("train target --data x --out y", "yarn_drafters.training"),
     ],
 )
