@@ -132,7 +132,7 @@ def held_out(root: Path, files: str, seed: int, count: int) -> list[Held]:
 
 @dataclass(frozen=True)
 class Prompting:
-    """The layout of prompts for held-out lines.  tokens: most tokens of it; below: it shows the lines after the cursor, too"""
+    """A layout of prompts.  tokens: most tokens of a prompt; below: it shows the lines after the cursor, too"""
 
     repo: Path
     layout: PromptLayout
