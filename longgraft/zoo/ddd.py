@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting
@@ -33,11 +36,9 @@ class DDDPolicy:
 class DDDChoices(Drafting):
     """Choices of `ddd`."""
 
-    threshold: float = option(
+    threshold: Annotated[float, Ge(-100), Le(0)] = option(
         -1.5,
         "Log-probability that the beam must hold after 5 and after 7 expansions",
-        low=-100,
-        high=0,
         source="docs/choices.md, dynamic trees",
     )
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Le
 
 from longgraft.config.options import Checked, option
 from longgraft.corpora import SORTED, Corpus, open_corpus
@@ -25,12 +27,16 @@ ENDED = -1  # not a token: it follows the end of a text
 class RestChoices(Checked):
     """Settings of a datastore lookup."""
 
-    longest: int = option(16, "Tokens of a match at most", unit="tokens", low=1, high=SORTED // 2, source="REST")
-    shortest: int = option(2, "Tokens of a match at least", unit="tokens", low=1, high=SORTED // 2, source="REST")
-    hits: int = option(
-        5000, "Occurrences that are read at most, evenly spaced where there are more", low=1, high=10**6, source="REST"
+    longest: Annotated[int, Ge(1), Le(SORTED // 2)] = option(
+        16, "Tokens of a match at most", unit="tokens", source="REST"
     )
-    length: int = option(10, "Tokens read after each", unit="tokens", low=1, high=SORTED // 2, source="REST")
+    shortest: Annotated[int, Ge(1), Le(SORTED // 2)] = option(
+        2, "Tokens of a match at least", unit="tokens", source="REST"
+    )
+    hits: Annotated[int, Ge(1), Le(10**6)] = option(
+        5000, "Occurrences that are read at most, evenly spaced where there are more", source="REST"
+    )
+    length: Annotated[int, Ge(1), Le(SORTED // 2)] = option(10, "Tokens read after each", unit="tokens", source="REST")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from longgraft.config.options import Checked, option
@@ -188,22 +190,24 @@ class SamChain:
 class SamdChoices(Checked):
     """Choices of `samd`."""
 
-    growth: float = option(4.0, "Drafted tokens per token of the match", low=0, high=64, source="the authors' code")
+    growth: Annotated[float, Ge(0), Le(64)] = option(
+        4.0, "Drafted tokens per token of the match", source="the authors' code"
+    )
 
 
 @dataclass(frozen=True)
 class SamdRouteChoices(Checked):
     """Choices of `samd-recycling`, and some of `samd-eagle3`."""
 
-    threshold: int = option(
+    threshold: Annotated[int, Ge(1), Le(4096)] = option(
         5,
         "Tokens of a match from which its chain is verified instead of a tree",
         unit="tokens",
-        low=1,
-        high=4096,
         source="the authors' code",
     )
-    length: int = option(40, "Nodes of the chain, root included", low=2, high=4096, source="the authors' code")
+    length: Annotated[int, Ge(2), Le(4096)] = option(
+        40, "Nodes of the chain, root included", source="the authors' code"
+    )
 
 
 @dataclass(frozen=True)

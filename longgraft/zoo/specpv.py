@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from longgraft.acceptance.rules import AcceptanceRule, DrawThenWalk
@@ -119,23 +120,22 @@ def _without(seen: Observation, tree: ProposalTree, rows: int) -> Observation:
 class SpecPVChoices(Drafting):
     """Choices of `specpv` and `specpv-exact`."""
 
-    sinks: int = option(2, "First blocks of 16 rows, always kept", unit="blocks", low=0, high=4096, source="its code")
-    retrieved: int = option(
+    sinks: Annotated[int, Ge(0), Le(4096)] = option(
+        2, "First blocks of 16 rows, always kept", unit="blocks", source="its code"
+    )
+    retrieved: Annotated[int, Ge(1), Le(65536)] = option(
         64,
         "Blocks that are chosen by the newest queries",
         unit="blocks",
-        low=1,
-        high=65536,
         source="its code has 256, for contexts of 60,000 tokens",
     )
-    local: int = option(8, "Newest blocks, always kept", unit="blocks", low=1, high=4096, source="its code")
-    waiting: int = option(
-        20, "Tokens verified on the part before a full pass", unit="tokens", low=1, high=4096, source="its code has 20"
+    local: Annotated[int, Ge(1), Le(4096)] = option(8, "Newest blocks, always kept", unit="blocks", source="its code")
+    waiting: Annotated[int, Ge(1), Le(4096)] = option(
+        20, "Tokens verified on the part before a full pass", unit="tokens", source="its code has 20"
     )
-    score: str = option(
+    score: Literal["corners", "bound"] = option(
         "corners",
         "Score of a block: the larger product with its corners, or Quest's bound",
-        choices=("corners", "bound"),
         source="its code; arXiv 2406.10774",
     )
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting
@@ -18,12 +21,8 @@ from longgraft.zoo.either import Either, expected
 class SuffixRouteChoices(Drafting, SuffixChoices):
     """Choices of `suffix-eagle3`."""
 
-    threshold: float | None = option(
-        None,
-        "Expected tokens from which no tree is drafted",
-        low=0,
-        high=4096,
-        none="as many as the drafter has levels",
+    threshold: Annotated[float, Ge(0), Le(4096)] | None = option(
+        None, "Expected tokens from which no tree is drafted", none="as many as the drafter has levels"
     )
 
 

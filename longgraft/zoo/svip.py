@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting
@@ -34,12 +37,10 @@ class EntropyPolicy:
 class SvipChoices(Drafting):
     """Choices of `svip`."""
 
-    threshold: float = option(
+    threshold: Annotated[float, Ge(0), Le(10)] = option(
         0.3,
         "Square root of the entropy above which drafting stops",
         unit="nats^1/2",
-        low=0,
-        high=10,
         source="SVIP, tuned over 0.2 to 0.5",
     )
     chain: bool = option(False, f"One chain of up to {LONGEST} tokens, as published, instead of a tree")

@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from longgraft.config.options import Checked, like, option
-from longgraft.config.settings import Drafting
+from longgraft.config.options import Checked, option
+from longgraft.config.settings import Drafting, DraftTopK, DraftWindow
 from longgraft.drafters.eagle3 import TOP_K
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.methods.method import Method
@@ -172,16 +174,12 @@ class TalonDrafter:
 class TalonChoices(Checked):
     """Choices of `talon`."""
 
-    share: float = option(
-        SHARE,
-        "Least probability of a path, as a share of its layer's best; use 0.01 for Qwen3",
-        low=1e-9,
-        high=1,
-        source="TALON, mu",
+    share: Annotated[float, Ge(1e-9), Le(1)] = option(
+        SHARE, "Least probability of a path, as a share of its layer's best; use 0.01 for Qwen3", source="TALON, mu"
     )
-    deepest: int = option(DEEPEST, "Layers at most", unit="layers", low=1, high=64)
-    top_k: int = like(Drafting, "top_k")
-    window: int | None = like(Drafting, "window")
+    deepest: Annotated[int, Ge(1), Le(64)] = option(DEEPEST, "Layers at most", unit="layers")
+    top_k: DraftTopK = Drafting.top_k
+    window: DraftWindow = None
 
 
 def talon(parts: Parts) -> TalonDrafter:

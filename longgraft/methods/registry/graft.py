@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting, Retrieving
@@ -61,23 +64,18 @@ class GraftBounds(Drafting, Retrieving):
 class GraftChoices(GraftBounds):
     """The bounds, and the ablations of the paper's Figures 2 and 5."""
 
-    pruning: str = option(
-        "gates",
-        "Stop drafting where the gates are closed, or never: then a fixed share of the slots is retrieved",
-        choices=("gates", "none"),
+    pruning: Literal["gates", "none"] = option(
+        "gates", "Stop drafting where the gates are closed, or never: then a fixed share of the slots is retrieved"
     )
-    retrieval: str = option(
+    retrieval: Literal["root", "tail", "drafted", "none"] = option(
         "root",
         "What fills freed slots: retrieved tokens at the root, or behind the four best "
         "leaves (tail); more drafted candidates; nothing (none)",
-        choices=("root", "tail", "drafted", "none"),
     )
-    retrieved: int | None = option(
+    retrieved: Annotated[int, Ge(1), Le(58)] | None = option(
         None,
         "Retrieved slots of 60, where drafting never stops",
         unit="slots",
-        low=1,
-        high=58,
         none="what was calibrated",
         source="Figure 2 has 20",
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from longgraft.budget.acceptance_estimates import AcceptanceEstimates
 from longgraft.budget.controller import Controller, Levels, Together, planned_together
 from longgraft.budget.cost_model import LiveCosts
 from longgraft.budget.node_ranking import RankedProposer
-from longgraft.config.options import Checked, like, option
+from longgraft.config.options import Checked, Option, option
 from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import BeamMassPolicy, Dense
@@ -28,18 +29,20 @@ WIDE = 32
 WIDELY = 1.5
 
 
+Rows = Annotated[bool, Option("Rank what the target predicted elsewhere; without a budget, only if nodes are cheap")]
+Probing = Annotated[bool, Option("Probe a drafter that is expected to lose now and then")]
+
+
 @dataclass(frozen=True)
 class GraftXChoices(Drafting):
     """Choices of `graft-x`."""
 
     text: bool = option(True, "Rank what followed in the text; without it, no rows either")
-    rows: bool = option(True, "Rank what the target predicted elsewhere; without a budget, only if nodes are cheap")
-    pruning: str = option(
-        "mass",
-        "Stop drafting where the beam holds too little probability, or never (none: needs a --budget)",
-        choices=("mass", "none"),
+    rows: Rows = True
+    pruning: Literal["mass", "none"] = option(
+        "mass", "Stop drafting where the beam holds too little probability, or never (none: needs a --budget)"
     )
-    probing: bool = option(True, "Probe a drafter that is expected to lose now and then")
+    probing: Probing = True
     source: str = option(
         "", "Method whose nodes are ranked instead of the drafter's, if they have probabilities", none="the drafter"
     )
@@ -49,8 +52,8 @@ class GraftXChoices(Drafting):
 class TextChoices(Checked):
     """Choices of `graft-x-text`."""
 
-    rows: bool = like(GraftXChoices, "rows")
-    probing: bool = like(GraftXChoices, "probing")
+    rows: Rows = True
+    probing: Probing = True
 
 
 def ranked(p: Parts) -> RankedProposer:

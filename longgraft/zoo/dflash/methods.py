@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longgraft.config.options import Checked, like, option
-from longgraft.config.settings import Drafting
+from longgraft.config.options import Checked, Share, option
+from longgraft.config.settings import DraftWindow
 from longgraft.methods.method import BUDGET, BUDGETED, Method
 from longgraft.methods.needs import Need, Sources
 from longgraft.methods.parts import Parts
@@ -23,7 +23,7 @@ PAPER = "DFlash (arXiv 2602.06036)"
 class DFlashTreeChoices(Checked):
     """Choices of `dflash-tree`."""
 
-    window: int | None = like(Drafting, "window")
+    window: DraftWindow = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DFlashChoices(DFlashTreeChoices):
 class GraftedDFlashChoices(DFlashChoices):
     """Choices of `graft-dflash`."""
 
-    threshold: float = option(0.35, "probability of a drafted token below which the block is cut", low=0.0, high=1.0)
+    threshold: Share = option(0.35, "probability of a drafted token below which the block is cut")
     both: bool = option(
         False, "keep the whole block, with the matrix's chain as a branch where it is unsure: use a budget of 24"
     )

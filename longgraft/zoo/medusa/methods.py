@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from longgraft.config.options import Checked, option
+from longgraft.config.options import Checked, Share, option
 from longgraft.methods.method import Method
 from longgraft.methods.needs import Need, Sources
 from longgraft.methods.parts import Parts
@@ -22,13 +22,9 @@ HEADS = "Medusa (arXiv 2401.10774)"
 class TypicalChoices(Checked):
     """Choices of typical acceptance."""
 
-    epsilon: float = option(0.09, "Probability above which a token is always accepted", low=0, high=1, source="Medusa")
-    alpha: float = option(
-        0.3,
-        "Probability above which a token is accepted, as a multiple of exp(-entropy)",
-        low=0,
-        high=1,
-        source="Medusa",
+    epsilon: Share = option(0.09, "Probability above which a token is always accepted", source="Medusa")
+    alpha: Share = option(
+        0.3, "Probability above which a token is accepted, as a multiple of exp(-entropy)", source="Medusa"
     )
 
 
