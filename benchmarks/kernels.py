@@ -18,7 +18,8 @@ from torch import Tensor
 from benchmarks import floors
 from benchmarks.machine import LEAST, Machine, race, rates, recorded
 from benchmarks.report import Row
-from benchmarks.shapes import Shape, two_chains
+from benchmarks.rig import two_chains
+from benchmarks.shapes import Shape
 from longgraft.attention.backends import BACKENDS, HALF, Backend, available
 from longgraft.attention.layout import DeviceLayout, Layout
 

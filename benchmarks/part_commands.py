@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Optional
@@ -14,17 +14,18 @@ import torch
 import typer
 
 from benchmarks import pair as pairs
-from benchmarks import parts as steps
+from benchmarks.bench import Bench
 from benchmarks.kernels import attention, sweep
 from benchmarks.lists import listed, numbers
 from benchmarks.machine import Machine
 from benchmarks.modes import MODES, prepared, usual
 from benchmarks.options import RESULTS, Device, Dtype, Minutes, Model, Out, Patience
-from benchmarks.parts import ONCE, PARTS, Bench, costs
+from benchmarks.parts import ALONE, ONCE, PARTS, ROWS, Part, costs
 from benchmarks.products import SHAPE
 from benchmarks.products import products as by_type
-from benchmarks.report import Report, Row
-from benchmarks.shapes import SHAPES, Rig, Shape
+from benchmarks.report import Report
+from benchmarks.rig import Rig
+from benchmarks.shapes import SHAPES, Shape
 from longgraft.runtime.devices import device_of, dtype_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -44,7 +45,7 @@ Rehearse = Annotated[
     bool, typer.Option("--rehearse", help="Use small shapes, only to see that it runs; always so without a GPU.")
 ]
 Chosen = Annotated[str, typer.Option("-k", help="Tests to run, as for pytest's -k.")]
-Parts = dict[str, Callable[[Bench], Iterator[Row]]]
+Parts = Mapping[str, Part]
 
 
 def place(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:
@@ -134,7 +135,7 @@ def _add_command(name: str, parts: Parts, help: str, alone: bool = False) -> Non
         prefixes = numbers(prefix)
         for each in shapes_of(shape, toy):
             if alone:
-                rows = attention(each, timing.machine, prefixes, steps.ROWS, patience)
+                rows = attention(each, timing.machine, prefixes, ROWS, patience)
                 report.take(f"attention of {each.name}", rows)
             if parts:
                 timing.time_shape(each, prefixes, parts, modes, backend)
@@ -143,8 +144,8 @@ def _add_command(name: str, parts: Parts, help: str, alone: bool = False) -> Non
     app.command(name, help=help)(command)
 
 
-for _part in (*PARTS.values(), steps.reading, steps.requests, steps.launches):
-    _add_command(_part.__name__, {_part.__name__: _part}, (_part.__doc__ or "").splitlines()[0])
+for _name, _part in (PARTS | ALONE).items():
+    _add_command(_name, {_name: _part}, (_part.__doc__ or "").splitlines()[0])
 _add_command("attention", {}, "Attention alone, by every backend that runs here.", alone=True)
 _add_command("parts", PARTS, "All parts, and files of costs for the controller.", alone=True)
 

@@ -22,6 +22,7 @@ from benchmarks.modes import MODES
 from benchmarks.report import Report, Row
 from benchmarks.shapes import SHAPES
 from benchmarks.texts import numbered
+from benchmarks.tree_parts import merge
 from longgraft.budget.cost_measurement import key_of
 from longgraft.budget.cost_model import Costs
 from longgraft.config.settings import Settings
@@ -126,7 +127,7 @@ def test_products_are_timed_for_each_type_of_weight(tmp_path, kernels):
 
 def test_a_part_that_raises_fails_the_command_and_not_the_other_parts(tmp_path, monkeypatch):
     def broken(bench):
-        yield from parts.merge(bench)
+        yield from merge(bench)
         raise RuntimeError("the third kernel is gone")
 
     for name in parts.PARTS.keys() - {"rows", "acceptance"}:
