@@ -202,9 +202,8 @@ def plans(
     where, kind = place(device, dtype)
     report = Report("plans", out, minutes, where)
     timing = Timing.begun(report, kind, patience)
-    rows = (8,) if toy else (1, 16, 64)
     for each in shapes_of(shape, toy):
-        report.take(f"plans of {each.name}", sweep(each, timing.machine, numbers(prefix), rows, patience, toy))
+        report.take(f"plans of {each.name}", sweep(each, timing.machine, numbers(prefix), patience, toy))
     raise SystemExit(report.finish())
 
 
