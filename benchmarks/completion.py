@@ -17,7 +17,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,18 +30,16 @@ import typer
 from rapidfuzz import fuzz
 
 from benchmarks import json_rows
-from benchmarks.cursors import ABOVE, drawn_lines
+from benchmarks.held_lines import SHOWN, Held, held_out, shown_names
 from benchmarks.options import Minutes, Model, Seed
 from benchmarks.report import environment
 from benchmarks.tables import middle, print_table
 from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
-from longgraft.completion.repository.files import repository
 from longgraft.completion.repository.source import WORD
-from longgraft.completion.retrieval.candidates import FINDERS, CursorContext, Finder
-from longgraft.completion.retrieval.gather import choose, gather
-from longgraft.completion.retrieval.similar_windows import COMMON
-from longgraft.completion.snippets import Cursor, Snippet
+from longgraft.completion.retrieval.candidates import FINDERS
+from longgraft.completion.retrieval.gather import gather
+from longgraft.completion.snippets import Snippet
 from longgraft.config.method_roles import PLAIN
 from longgraft.engine.request import Request
 from longgraft.engine.session import Session, answer
@@ -51,36 +48,7 @@ from longgraft.loading import load
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 CONTEXTS = ("none", "file", "repository")
 ROWS = "rows.jsonl"
-# Strings and comments of Python.
-QUOTED = re.compile(
-    r'"""[\s\S]*?(?:"""|\Z)|\'\'\'[\s\S]*?(?:\'\'\'|\Z)'
-    r'|"(?:\\.|[^"\\\n])*"?|\'(?:\\.|[^\'\\\n])*\'?|#[^\n]*'
-)
-SHOWN = (8_000, 16_000, 32_000)  # characters of pieces for which `names` counts
 Files = Annotated[str, typer.Option(help="Files that lines are drawn from.")]
-
-
-@dataclass(frozen=True)
-class Held:
-    """A held-out line of code; the cursor is between its indentation and its first character.
-
-    rest: the file from the cursor on; asks: names in the line that occur in another file, but not above in this file
-    """
-
-    path: str
-    line: int
-    truth: str
-    rest: str
-    cursor: Cursor
-    asks: tuple[str, ...]
-
-    def cursor_for(self, context: str, below: bool) -> Cursor:
-        """Returns the cursor with the file as far as a context shows it.  below: the lines after it, too"""
-        before = self.cursor.before
-        if context == "none":
-            before = "\n".join(before.split("\n")[-ABOVE - 1 :])
-        after = self.rest.partition("\n")[2] if below else ""
-        return Cursor(self.path, before, f"\n{after}" if after else "")
 
 
 @dataclass(frozen=True)
@@ -114,20 +82,6 @@ class Row:
     def rate(self) -> float:
         """Tokens per second after the first one, which reading the prompt gives."""
         return (self.new_tokens - 1) / self.decode_seconds
-
-
-def held_out(root: Path, files: str, seed: int, count: int) -> list[Held]:
-    """Returns held-out lines; see `drawn_lines`."""
-    sources = repository(root).sources("x.py")[0]
-    found = []
-    for line in drawn_lines(root, files, seed, count):
-        before, rest = line.parts()
-        code = rest.partition("\n")[0]
-        new = set(WORD.findall(QUOTED.sub("", code))) - COMMON - set(WORD.findall(before))
-        elsewhere = set[str]().union(*(source.names for path, source in sources.items() if path != line.path))
-        cursor = Cursor(line.path, before, "")
-        found.append(Held(line.path, line.number, code.strip(), rest, cursor, tuple(sorted(new & elsewhere))))
-    return found
 
 
 @dataclass(frozen=True)
@@ -268,29 +222,11 @@ def names(repo: Path, files: Files = "**/*.py", lines: int = 60, seed: Seed = 1)
     for label, finders in choices.items():
         shown = Counter[int]()
         for held in asked:
-            shown.update(_shown_names(repo, held, finders))
+            shown.update(shown_names(repo, held, finders))
         print(
             f"{repo.name:20} {label:10} {total:4} names in {len(asked)} of {lines} lines:",
             *(f"{size:,} characters {shown[size] / total:.2f}" for size in SHOWN),
         )
-
-
-def _shown_names(repo: Path, held: Held, finders: Sequence[Finder]) -> dict[int, int]:
-    """Returns the number of names that the pieces within each size of SHOWN contain."""
-    found = repository(repo)
-    sources = found.sources(held.path)[0]
-    del sources[held.path]
-    pieces = choose(CursorContext(held.cursor, found, sources), finders, SHOWN[-1])
-    counts = {}
-    for size in SHOWN:
-        seen = set[str]()
-        characters = 0
-        for piece in pieces:
-            characters += len(piece.text)
-            if characters <= size:
-                seen.update(WORD.findall(piece.text))
-        counts[size] = len(seen.intersection(held.asks))
-    return counts
 
 
 @app.command()
