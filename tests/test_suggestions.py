@@ -77,7 +77,7 @@ def test_a_suggestion_that_was_asked_for_ahead_is_given_up_when_the_user_types_o
         rows = list(editors.Asking("server", "line", 8, leave=0.25).rows(client, asked))
     assert [row.state for row in rows] == ["cold", "typing", "left"]
     (_, _, after), (_, some, _), (_, ahead, behind), (_, more, _) = calls
-    assert asked.truth.startswith(more) and more.startswith(some) and len(more) > len(some) and ahead == ""
+    assert asked.truth.startswith(more) and more.startswith(some) and len(more) > len(some) > 0 and ahead == ""
     assert [seconds for seconds, *_ in calls] == [60, 60, 0.25, 60] and "\n" + behind == after
 
 
