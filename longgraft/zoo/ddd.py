@@ -11,6 +11,7 @@ from annotated_types import Ge, Le
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting
 from longgraft.drafters.pruning import mass
+from longgraft.methods.building import drafter
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.protocol.pruning import Level, Verdict
@@ -47,7 +48,7 @@ METHOD = Method(
     "ddd",
     "stops after 5 or 7 expansions where the beam carries too little probability",
     "Dynamic Depth Decoding (arXiv 2409.00142)",
-    lambda p: p.drafter(DDDPolicy(p.choices.threshold, beam=p.choices.top_k)),
+    lambda p: drafter(p, DDDPolicy(p.choices.threshold, beam=p.choices.top_k)),
     (HEAD,),
     choices=DDDChoices(),
 )

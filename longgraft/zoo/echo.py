@@ -17,6 +17,7 @@ from longgraft.config.options import Share, option
 from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Filled, Gates
+from longgraft.methods.building import drafter
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -188,8 +189,9 @@ def build(parts: Parts) -> EchoDrafter:
     """A gated tree for a request alone, and for the requests of a pass one budget that their gates divide."""
     chosen = parts.choices
     gates = Gates(dict(zip(chosen.depths, chosen.taus, strict=True)))
-    together = parts.of_engine(("echo", chosen), lambda: PlannedTogether("echo's plan", EchoPlanner(chosen.pass_nodes)))
-    return EchoDrafter(parts.drafter(Filled(gates)), gates, together)
+    planner = EchoPlanner(chosen.pass_nodes)
+    together = parts.once_per_engine(("echo", chosen), lambda: PlannedTogether("echo's plan", planner))
+    return EchoDrafter(drafter(parts, Filled(gates)), gates, together)
 
 
 METHOD = Method(

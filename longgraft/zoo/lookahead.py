@@ -205,7 +205,7 @@ def lookahead(p: Parts) -> Lookahead:
     """Lookahead decoding with trajectories of the chosen shape."""
     chosen: LookaheadChoices = p.choices
     shape = chosen.ngram, chosen.columns, chosen.guesses, chosen.from_prompt
-    return Lookahead(p.one(("trajectories", *shape), lambda: Trajectories(*shape)), p.clock)
+    return Lookahead(p.once(("trajectories", *shape), lambda: Trajectories(*shape)), p.clock)
 
 
 METHOD = Method(

@@ -15,6 +15,7 @@ from longgraft.drafters.pruning import Filled, Gates
 from longgraft.memories.continuations import FAR, Continuations
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.memories.token_history import BETWEEN
+from longgraft.methods.building import drafter_cache
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -100,8 +101,8 @@ def mtp(parts: Parts) -> RankedProposer:
     """A drafted chain, with remembered tokens at its root, beside it and after it, in one ranking."""
     chosen = parts.choices
     policy = Filled(Gates(dict.fromkeys(range(chosen.length), chosen.tau)))
-    chain = Eagle3Drafter(parts.drafter_cache(chosen.window), policy, chosen.length, 1, parts.clock)
-    answers = parts.one(("roll-outs", chosen.answers), lambda: RollOuts(chosen.answers))
+    chain = Eagle3Drafter(drafter_cache(parts, chosen.window), policy, chosen.length, 1, parts.clock)
+    answers = parts.once(("roll-outs", chosen.answers), lambda: RollOuts(chosen.answers))
     return RankedProposer(answers, chain, clock=parts.clock, pool=1)
 
 

@@ -13,6 +13,7 @@ from annotated_types import Ge, Le
 from longgraft.config.options import Checked, option
 from longgraft.corpora import SORTED, Corpus, open_corpus
 from longgraft.memories.token_history import TokenHistory
+from longgraft.methods.building import history
 from longgraft.methods.method import Method
 from longgraft.methods.needs import Missing, Need, Sources
 from longgraft.protocol.proposer import Ask
@@ -152,7 +153,7 @@ METHOD = Method(
     "rest",
     "what most often followed the longest match in a datastore",
     "REST (arXiv 2311.08252)",
-    lambda p: RestRetriever(p.history(), p.the(DATASTORE), p.choices, p.clock),
+    lambda p: RestRetriever(history(p), p.the(DATASTORE), p.choices, p.clock),
     (DATASTORE,),
     budget=65,
     choices=RestChoices(),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longgraft.config.options import Checked, option
 from longgraft.config.settings import Drafting
-from longgraft.drafters.pruning import Dense
+from longgraft.methods.building import drafter
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -216,7 +216,7 @@ class SamdDraftChoices(Drafting, SamdRouteChoices):
 
 
 def _automaton(p: Parts, length: int = 60, growth: float | None = None) -> SamChain:
-    return SamChain(p.one(("automaton",), SuffixAutomaton), length, growth, p.clock)
+    return SamChain(p.once("automaton", SuffixAutomaton), length, growth, p.clock)
 
 
 def _routed(p: Parts, fallback: Proposer) -> Either:
@@ -245,7 +245,7 @@ OR_EAGLE3 = Method(
     "samd-eagle3",
     "the same where the match is long, else eagle3's tree",
     SAM,
-    lambda p: _routed(p, p.drafter(Dense())),
+    lambda p: _routed(p, drafter(p)),
     (HEAD,),
     choices=SamdDraftChoices(),
 )

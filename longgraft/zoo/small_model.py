@@ -194,4 +194,4 @@ SMALL: Need[Target] = Need("small-model", "a smaller model of the same tokenizer
 def small_model(p: Parts) -> DraftModelCache:
     """The small model's cache, one for all methods of a session."""
     model = p.the(SMALL)
-    return p.one(("small-model", id(model)), lambda: DraftModelCache(model, p.target.vocab_size, p.clock, p.regions))
+    return p.once(("small-model", model), lambda: DraftModelCache(model, p.target.vocab_size, p.clock, p.regions))

@@ -16,7 +16,7 @@ from torch import Tensor
 from longgraft.acceptance.rules import AcceptanceRule, DrawThenWalk
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting
-from longgraft.drafters.pruning import Dense
+from longgraft.methods.building import drafter
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -146,9 +146,7 @@ class SpecPVChoices(Drafting):
 
 def specpv_exact(p: Parts) -> Cascade:
     """Rows are selected again at each full pass."""
-    return Cascade(
-        p.target, p.drafter(Dense()), partial(p, p.choices.select(), every=1), (p.choices.waiting, 60), p.clock
-    )
+    return Cascade(p.target, drafter(p), partial(p, p.choices.select(), every=1), (p.choices.waiting, 60), p.clock)
 
 
 def partial_verifier(p: Parts) -> Callable[[Verifier], Verifier]:
@@ -172,7 +170,7 @@ LOSSY = Method(
     "specpv",
     "EAGLE-3 trees verified on a part of the cache, and in full only now and then",
     SPECPV,
-    lambda p: p.drafter(Dense()),
+    drafter,
     (HEAD,),
     "lossy",
     choices=SpecPVChoices(),

@@ -131,7 +131,7 @@ def chain(p: Parts, coupled: bool) -> Proposer:
     """A small model's chain."""
     length = None
     if p.choices.schedule == "heuristic":
-        length = p.one(("draft-length",), DraftLength)
+        length = p.once("draft-length", DraftLength)
     return DraftModelChain(small_model(p), length, coupled, p.clock)
 
 

@@ -9,7 +9,7 @@ from annotated_types import Ge, Le
 
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting
-from longgraft.drafters.pruning import Dense
+from longgraft.methods.building import drafter
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -30,7 +30,7 @@ def _suffix_or_drafts(p: Parts) -> Either:
     least = p.choices.threshold
     if p.choices.threshold is None:
         least = p.choices.levels
-    return Either(suffix(p), p.drafter(Dense()), expected, lambda ask: min(least, ask.budget - 1))
+    return Either(suffix(p), drafter(p), expected, lambda ask: min(least, ask.budget - 1))
 
 
 METHOD = Method(

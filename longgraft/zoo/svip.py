@@ -11,6 +11,7 @@ from annotated_types import Ge, Le
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.methods.building import drafter, drafter_cache
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -50,8 +51,8 @@ def svip(parts: Parts) -> Eagle3Drafter:
     """The tree, or the published chain."""
     policy = EntropyPolicy(parts.choices.threshold)
     if not parts.choices.chain:
-        return parts.drafter(policy)
-    return Eagle3Drafter(parts.drafter_cache(parts.choices.window), policy, LONGEST, 1, parts.clock)
+        return drafter(parts, policy)
+    return Eagle3Drafter(drafter_cache(parts, parts.choices.window), policy, LONGEST, 1, parts.clock)
 
 
 METHOD = Method(

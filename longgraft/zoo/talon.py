@@ -16,6 +16,7 @@ from longgraft.config.options import Checked, option
 from longgraft.config.settings import Drafting, DraftTopK, DraftWindow
 from longgraft.drafters.eagle3 import TOP_K
 from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.methods.building import drafter_cache
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -185,7 +186,7 @@ class TalonChoices(Checked):
 def talon(parts: Parts) -> TalonDrafter:
     """The drafter with its choices."""
     chosen = parts.choices
-    return TalonDrafter(parts.drafter_cache(chosen.window), chosen.share, chosen.deepest, chosen.top_k, parts.clock)
+    return TalonDrafter(drafter_cache(parts, chosen.window), chosen.share, chosen.deepest, chosen.top_k, parts.clock)
 
 
 METHOD = Method(

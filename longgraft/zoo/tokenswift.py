@@ -184,7 +184,7 @@ def tokenswift(p: Parts) -> TokenSwift:
     """The rows whose keys are nearest to the newest query are kept."""
     chosen = p.choices
     select = Nearest(chosen.rows, SINKS, int(chosen.newest * chosen.rows))
-    memories = partial(p, select, chosen.every), p.one(("frequent",), FrequentNgrams)
+    memories = partial(p, select, chosen.every), p.once("frequent", FrequentNgrams)
     return TokenSwift(p.target, p.the(MEDUSA), memories, (chosen.branches, chosen.ngrams), p.clock)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from longgraft.config.options import Checked, Option, option
 from longgraft.memories.token_history import TokenHistory
+from longgraft.methods.building import history
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
 from longgraft.protocol.proposer import Ask
@@ -127,7 +128,7 @@ def triforce(p: Parts) -> Cascade:
     model = p.the(SMALL)
     small = DraftModelCache(model, p.target.vocab_size, p.clock)
     window = min(chosen.window, model.max_positions - chosen.drafts)
-    inner = StreamingDrafter(small, p.history(), (SINKS, window, chosen.drafts), p.clock)
+    inner = StreamingDrafter(small, history(p), (SINKS, window, chosen.drafts), p.clock)
     select = Chunks(chosen.rows, int(chosen.newest * chosen.rows))
     return Cascade(p.target, inner, partial(p, select, chosen.every), (chosen.length, 1 + chosen.drafts), p.clock)
 

@@ -10,10 +10,13 @@ from annotated_types import Ge, Le
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting, Retrieving
 from longgraft.drafters.pruning import Filled, Gates, Split, StoredGates
+from longgraft.methods.building import drafter, retriever
+from longgraft.methods.combinators import Graft
 from longgraft.methods.method import BUDGETED, Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.proposer import Ask, Proposer, Retriever, memories_of
+from longgraft.protocol.pruning import PruningPolicy
 from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import on_host
 from longgraft.trees.templates import chain
@@ -97,23 +100,22 @@ class GraftChoices(GraftBounds):
 def graft(p: Parts) -> Proposer:
     """A pruned draft whose freed slots are filled as chosen."""
     c: GraftChoices = p.choices
+    gates = Gates(p.calibration.thresholds)
+    policy: PruningPolicy = Filled(gates) if c.retrieval == "drafted" else gates
     if c.pruning == "none":
-        split = p.calibration.split
-        if c.retrieved is not None:
-            split = 60 - c.retrieved
-        drafter: Proposer = p.drafter(Split(split))
-    else:
-        drafter = p.gated(Filled) if c.retrieval == "drafted" else p.gated()
+        policy = Split(p.calibration.split if c.retrieved is None else 60 - c.retrieved)
+    pruned = drafter(p, policy)
     if c.retrieval == "tail":
-        return TailGraft(drafter, p.retriever(chain), clock=p.clock)
+        return TailGraft(pruned, retriever(p, chain), clock=p.clock)
     if c.retrieval == "root":
-        return p.graft(drafter, p.retriever())
-    return drafter
+        return Graft(pruned, retriever(p), p.clock, p.regions)
+    return pruned
 
 
 def high_batch(p: Parts) -> Proposer:
     """A whole draft, pruned afterwards, whose freed slots are filled from a matrix that all requests share."""
-    return p.graft(p.drafter(StoredGates(Gates(p.calibration.thresholds))), p.retriever(shared=True))
+    pruned = drafter(p, StoredGates(Gates(p.calibration.thresholds)))
+    return Graft(pruned, retriever(p, shared=True), p.clock, p.regions)
 
 
 METHODS: tuple[Method, ...] = (
@@ -121,7 +123,7 @@ METHODS: tuple[Method, ...] = (
         "retrieval",
         "graft's matrix alone, seeded by the prompt; graft without a head",
         GRAFT,
-        lambda p: p.retriever(),
+        retriever,
         takes=LOOKS_UP,
         choices=Retrieving(),
     ),

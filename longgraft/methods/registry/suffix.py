@@ -20,6 +20,7 @@ from annotated_types import Ge, Le
 from longgraft.config.options import Checked, Share, option
 from longgraft.memories.past_answers import PastAnswers
 from longgraft.memories.token_history import TokenHistory, unbroken
+from longgraft.methods.building import history
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
 from longgraft.protocol.memory import Memory
@@ -195,9 +196,9 @@ class SuffixChoices(Speculation):
 def suffix(p: Parts) -> SuffixDecoding:
     """Lookups in the history, and in earlier answers if any are remembered."""
     c = p.choices
-    texts: tuple[TokenHistory | PastAnswers, ...] = (p.history(),)
+    texts: tuple[TokenHistory | PastAnswers, ...] = (history(p),)
     if c.outputs:
-        texts += (p.one(("outputs", c.outputs), lambda: PastAnswers(c.outputs)),)
+        texts += (p.once(("outputs", c.outputs), lambda: PastAnswers(c.outputs)),)
     return SuffixDecoding(texts, c, p.clock)
 
 

@@ -40,7 +40,7 @@ LONGSPEC: Need[LongSpecNetwork] = Need(
 
 
 def _longspec(p: Parts) -> LongSpecDrafter:
-    memory = p.one(("longspec",), lambda: LongSpecCache(p.the(LONGSPEC), p.target))
+    memory = p.once("longspec", lambda: LongSpecCache(p.the(LONGSPEC), p.target))
     return LongSpecDrafter(memory, p.choices.shape, p.clock)
 
 

@@ -41,7 +41,7 @@ MEDUSA: Need[MedusaHeads] = Need("medusa-heads", "Medusa heads", _medusa)
 
 def medusa(p: Parts) -> Proposer:
     """Heads on the newest hidden state."""
-    return Medusa(p.one(("last-hidden",), LastHidden), p.the(MEDUSA), p.target.logits, p.clock)
+    return Medusa(p.once("last-hidden", LastHidden), p.the(MEDUSA), p.target.logits, p.clock)
 
 
 def typical_verifier(p: Parts) -> Callable[[Verifier], Verifier]:
