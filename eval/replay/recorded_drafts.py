@@ -1,4 +1,4 @@
-"""Trees that a drafter proposed after each token of an answer, which `benchmarks.recorded_drafts` records."""
+"""Trees that a drafter proposed after each token of an answer, which `benchmarks.recorded` records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions of a target around an answer, which `benchmarks.recorded_rows` records."""
+"""Predictions of a target around an answer, which `benchmarks.recorded` records."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from dataclasses import asdict
 import pytest
 from toys.sessions import toy_prompt, toy_session
 
-from benchmarks.at_once import Round, answered, show
+from benchmarks.at_once import Round, Step, answered, show
 
-PLAIN = [(2, 1.0, 2, 1), (2, 2.0, 4, 0), (2, 2.0, 4, 0), (1, 1.0, 1, 0)]
-FASTER = [(2, 1.0, 2, 1), (2, 1.0, 4, 0), (2, 1.0, 4, 0), (1, 2.0, 1, 0)]
+PLAIN = [Step(2, 1.0, 2, 1), Step(2, 2.0, 4, 0), Step(2, 2.0, 4, 0), Step(1, 1.0, 1, 0)]
+FASTER = [Step(2, 1.0, 2, 1), Step(2, 1.0, 4, 0), Step(2, 1.0, 4, 0), Step(1, 2.0, 1, 0)]
 
 
 def test_answers_of_a_round_have_their_lengths_and_the_ids_of_each_alone():
@@ -21,8 +21,8 @@ def test_answers_of_a_round_have_their_lengths_and_the_ids_of_each_alone():
     assert ids == [
         session.generate(prompt, length, eos=()).token_ids for prompt, length in zip(prompts, (5, 9), strict=True)
     ]
-    assert sum(step[2] for step in steps) == 14 and steps[0][3] == 1 and steps[-1][3] == 0
-    assert {step[0] for step in steps} <= {1, 2}
+    assert sum(step.tokens for step in steps) == 14 and [steps[0].reads, steps[-1].reads] == [1, 0]
+    assert {step.requests for step in steps} <= {1, 2}
 
 
 def test_a_rate_counts_the_steps_of_so_many_requests():
@@ -43,6 +43,6 @@ def test_the_table_has_ratios_within_a_round(tmp_path, capsys):
     assert line == "| chats | 2 | graft-x-text | 1.20 | 1.25 | 2.00 | 0.50 | 1 | 1 |"
 
 
-@pytest.mark.parametrize("steps", [[], [(2, 1.0, 2, 1)]])
+@pytest.mark.parametrize("steps", [[], [Step(2, 1.0, 2, 1)]])
 def test_a_part_that_no_step_had_has_no_rate(steps):
     assert Round("chats", "ar", 2, 0, steps).rate() != Round("chats", "ar", 2, 0, steps).rate()

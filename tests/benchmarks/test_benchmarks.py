@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,15 +12,17 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
-from benchmarks import __main__ as program
+from benchmarks import __main__ as runner
 from benchmarks import floors, parts, products
 from benchmarks import pair as pairs
+from benchmarks import part_commands as program
 from benchmarks.checks import tests as marked_tests
 from benchmarks.machine import Machine, Work, race
 from benchmarks.modes import MODES
 from benchmarks.report import Report, Row
 from benchmarks.shapes import SHAPES
 from benchmarks.texts import numbered
+from benchmarks.tree_parts import merge
 from longgraft.budget.cost_measurement import key_of
 from longgraft.budget.cost_model import Costs
 from longgraft.config.settings import Settings
@@ -45,6 +48,20 @@ def unbuilt(name: str) -> SimpleNamespace:
         head=model.get_output_embeddings(),
         vocab_size=config.vocab_size,
     )
+
+
+def test_the_runner_lists_every_case_and_no_other_module_is_an_entry():
+    commands = {command.name or command.callback.__name__ for command in program.app.registered_commands}
+    assert commands == set(runner.PARTS) and parts.PARTS.keys() <= commands
+    for name in runner.PROGRAMS:
+        assert f"  {name} " in runner.usage() and callable(import_module(f"benchmarks.{name}").app)
+    entries = [path.name for path in (ROOT / "benchmarks").rglob("*.py") if "__main__" in path.read_text()]
+    assert entries == ["__main__.py"]
+
+
+def test_the_runner_names_the_known_cases_for_an_unknown_one():
+    with pytest.raises(SystemExit, match=r"There is no benchmark agents\.(.|\n)*engines"):
+        runner.main(["agents", "build"])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +127,7 @@ def test_products_are_timed_for_each_type_of_weight(tmp_path, kernels):
 
 def test_a_part_that_raises_fails_the_command_and_not_the_other_parts(tmp_path, monkeypatch):
     def broken(bench):
-        yield from parts.merge(bench)
+        yield from merge(bench)
         raise RuntimeError("the third kernel is gone")
 
     for name in parts.PARTS.keys() - {"rows", "acceptance"}:
@@ -230,7 +247,6 @@ def test_a_program_is_rehearsed(name, tmp_path, monkeypatch):
     rows = rows_of(name, tmp_path)
     if name == "parts":
         assert all(row["part"] in done.output for row in rows)
-        assert {*parts.PARTS, "attention"} <= {each.name for each in program.app.registered_commands}
         for row in rows:
             difference = row["part"] in ("seeding", "draft level", "transformers")  # rows that subtract noisy times
             assert row["seconds"] > 0 or difference, row

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from benchmarks import agents
+from benchmarks import edits
 from longgraft.eval.prompts.suites import load_suite
 
 OLD = "def area(side):\n    return side * side\n\n\ndef last():\n    return area(3)\n"
@@ -30,8 +30,7 @@ def wheel(folder: Path, version: str, text: str, licence: str = "MIT") -> Path:
 
 def test_two_releases_give_rows_with_their_licence_that_the_sweep_reads(tmp_path, capsys):
     wheels = [wheel(tmp_path, "1.0", OLD), wheel(tmp_path, "1.1", NEW)]
-    agents.build(wheels, tmp_path / "edits.jsonl", shortest=1)
-    agents.rows(tmp_path / "edits.jsonl", tmp_path / "rows.jsonl")
+    edits.main(wheels, tmp_path / "rows.jsonl", shortest=1)
     (row,) = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
     assert row == {
         "_id": "shapes 1.1: shapes.py",
@@ -48,4 +47,4 @@ def test_two_releases_give_rows_with_their_licence_that_the_sweep_reads(tmp_path
 
 def test_a_release_under_another_licence_is_refused(tmp_path):
     with pytest.raises(typer.BadParameter, match="has the licence 'GPL'"):
-        agents.build([wheel(tmp_path, "1.0", OLD, "GPL")], tmp_path / "edits.jsonl")
+        edits.main([wheel(tmp_path, "1.0", OLD, "GPL")], tmp_path / "rows.jsonl")

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from toys.completing import toy
 
-from benchmarks.completion import Row, held_out, report, run, summary
+from benchmarks.completion import Row, report, run, summary
+from benchmarks.held_lines import held_out
 
 TEXT = (
     '"""About\nthis: it is long."""\nimport helpers_of_mine\nfrom other import (one_thing,\n    other_thing)\n'

@@ -8,7 +8,7 @@ import torch
 from toys.oracle import plain
 from toys.sessions import answered, toy_prompt, toy_session
 
-from benchmarks.recorded_drafts import recorded_drafts
+from benchmarks.recorded import recorded_drafts
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_model import Costs
 from longgraft.eval.replay.logs import read_log
