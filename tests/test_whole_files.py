@@ -15,7 +15,9 @@ from toys.training import BLOCKS, MEDUSA, counting
 
 from longgraft.budget.cost_model import Costs
 from longgraft.eval.reports.panels import pyplot, save
+from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.rows import ROWS, Failure, Key, RowLog, read_rows
+from longgraft.eval.runs.sweep import check_folder
 from longgraft.files.new_paths import new_file
 from longgraft.files.whole_files import RowFile, write_weights, written_whole
 from longgraft.zoo.dflash.training import BlockTrainer
@@ -127,6 +129,14 @@ def test_answers_to_prompts_survive_a_full_disk_and_an_empty_file_blocks_no_run(
     assert len(out.read_bytes().splitlines()) == answers
     assert all(map(json.loads, out.read_text().splitlines()))
     assert cli(*asked, out)[0] == (2 if answers else 0)
+
+
+def test_a_sweep_that_could_write_no_row_is_begun_again(tmp_path):
+    RowLog(tmp_path).close()
+    check_folder(tmp_path, SweepConfig(), resume=False)
+    RowLog(tmp_path).append(Failure(Key("lcc", 4096, "a", "greedy", "graft", 0), "x"))
+    with pytest.raises(ValueError, match="exists already"):
+        check_folder(tmp_path, SweepConfig(), resume=False)
 
 
 def test_a_full_standard_output_is_one_sentence(capsys, monkeypatch):

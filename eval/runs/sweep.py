@@ -74,7 +74,7 @@ def check_folder(out: Path, config: SweepConfig, resume: bool) -> None:
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file, and a run is a folder. Give another --out.")
     rows = rows_file(out)
-    if rows is None:
+    if rows is None or not rows.stat().st_size:  # empty: the disk was full before the first row
         return
     if not resume:
         raise ValueError(f"{rows} exists already. Give --resume to go on with it, or another --out.")
