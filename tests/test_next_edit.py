@@ -201,6 +201,7 @@ def test_an_edit_is_complete_when_the_answer_comes_back_to_the_window(begun, who
     [
         ("a x y x y d", "a Z x y"),
         ("x y b x y c", "x y Z x y"),
+        ("x y b c", "x y Z x y"),
         ("a  b  c d", "Z  b "),
         ("a  c d", "Z  c"),
         ("f ( x ) } tail", "g ( q ) }"),
@@ -273,6 +274,14 @@ def test_the_window_is_the_cursors_line_with_ten_lines_on_each_side():
     window = Window.around(Cursor("a.py", "\n".join(lines[:50]), "\n" + "\n".join(lines[50:])))
     assert (window.first_line, window.lines) == (40, tuple(lines[39:60])) and window.following[:2] == ("61", "62")
     assert Window.around(Cursor("a.py", "", "1\n2")).lines == ("1", "2")
+
+
+def test_a_window_within_a_file_has_the_ends_of_its_own_lines():
+    before = "".join(f"{n}\n" for n in range(30))
+    window = Window.around(Cursor("a.py", before, "30\r\n31\r32"))
+    assert window.ends == (*["\n"] * 10, "\r\n", "\r", "")
+    window = Window.around(Cursor("a.py", before, "".join(f"{n}\r\n" for n in range(30, 60))))
+    assert window.ends == (*["\n"] * 10, *["\r\n"] * 11)
 
 
 def test_the_current_window_is_a_prediction(repo):
