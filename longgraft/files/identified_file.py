@@ -55,7 +55,8 @@ def read_identified(
         raise unfit(path, f"cannot be read: {reason(error)}") from error
     if differing:
         key = differing[0]
-        if MODEL in loaded and stored.get(MODEL, loaded[MODEL]) != loaded[MODEL]:
-            raise unfit(path, f"was made for model {stored[MODEL]!r}, and {loaded[MODEL]!r} has another {key}")
+        if MODEL in loaded:
+            made_for = f"model {stored[MODEL]!r}" if MODEL in stored else "a model that it does not name"
+            raise unfit(path, f"was made for {made_for}, and {loaded[MODEL]!r} has another {key}")
         raise unfit(path, f"belongs to {key} {stored.get(key)!r}, and {loaded[key]!r} is loaded")
     return about, tensors
