@@ -23,7 +23,6 @@ from benchmarks.products import SHAPE
 from benchmarks.products import products as by_type
 from benchmarks.report import Report, Row
 from benchmarks.shapes import SHAPES, Rig, Shape
-from benchmarks.stalls import stalls
 from longgraft.runtime.devices import device_of, dtype_of
 
 app = typer.Typer(
@@ -152,7 +151,6 @@ for _name, _part in PARTS.items():
 _add_command("reading", {"reading": reading}, (reading.__doc__ or "").splitlines()[0])
 _add_command("requests", {"requests": requests}, (requests.__doc__ or "").splitlines()[0])
 _add_command("launches", {"launches": launches}, (launches.__doc__ or "").splitlines()[0])
-app.command()(stalls)
 _add_command("attention", {}, "Attention alone, by every backend that runs here.", alone=True)
 _add_command("parts", PARTS, "All parts, and files of costs for the controller.", alone=True)
 

@@ -99,8 +99,8 @@ def _row(
 
 
 def _session(task: Task, name: str) -> Session:
-    settings = Settings(method=name, device=str(task.device), dtype=task.dtype, graphs=task.graphs)
-    return assemble(task.model, AUTO, settings).session()
+    settings: dict[str, Any] = {"device": str(task.device), "dtype": task.dtype, "graphs": task.graphs}
+    return assemble(task.model, AUTO, Settings(method=name, **settings)).session()
 
 
 def _fastest(session: Session, prompt: list[int], task: Task, sampling: Sampling) -> Generation:

@@ -16,7 +16,7 @@ from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
 from longgraft.drafters.matrix import MatrixRetriever
 from longgraft.drafters.pruning import Dense
 from longgraft.memories.adjacency import WIDTH, AdjacencyMatrix
-from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
@@ -254,7 +254,7 @@ class Rig:
     def rows(self) -> AdjacencyMemory:
         """The adjacency matrix, with every row seen."""
         vocab, device = self.target.vocab_size, self.target.device
-        memory = AdjacencyMemory(AdjacencyMatrix(vocab, device=device), seeded=True, regions=self.regions)
+        memory = AdjacencyMemory(MatrixWrites(AdjacencyMatrix(vocab, device=device)), regions=self.regions)
         memory.matrix.update(torch.arange(vocab, device=device), self._successors(vocab, device))
         return memory
 

@@ -34,6 +34,7 @@ from longgraft.completion.completer import Completer, Completion
 from longgraft.completion.options import NEXT_EDIT, CompletionOptions
 from longgraft.completion.snippets import Change, Cursor
 from longgraft.config.method_roles import HEADLESS
+from longgraft.config.options import made
 from longgraft.engine.session import Session
 from longgraft.eval.reports.panels import places, pyplot, style_of
 from longgraft.files.json_lines import read_json_lines
@@ -139,22 +140,23 @@ def run(
         "until": until,
     }
     (out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
-    options = CompletionOptions(max_new_tokens=new, tokens=tokens, layout=layout, until=until)
+    chosen_options = {"max_new_tokens": new, "tokens": tokens, "layout": layout, "until": until}
+    options = made(CompletionOptions, chosen_options, "The command")
     for name in repos:
         root, _, part = name.partition(":")
         for asked in asked_at(Path(root).resolve(), part, seed, count):
             for context in CONTEXTS:
                 folder = asked.root if context == "repository" else (out / EMPTY).resolve()
-                made = [
+                answers = [
                     row
                     for method, session in sessions.items()
                     for row in _rows(session, asked, folder, context, method, options)
                 ]
-                said = {(row.state, row.said) for row in made}
+                said = {(row.state, row.said) for row in answers}
                 if len(said) != len(STATES):
                     raise SystemExit(f"Methods disagree at {asked.cursor.path}:{asked.line}: {said}.")
                 with (out / "rows.jsonl").open("a") as file:
-                    file.writelines(json.dumps(asdict(row)) + "\n" for row in made)
+                    file.writelines(json.dumps(asdict(row)) + "\n" for row in answers)
 
 
 def _rows(
@@ -169,10 +171,10 @@ def _rows(
         yield _row(completer.complete(folder, where.cursor, options), where, context, state, method)
 
 
-def _row(made: Completion, asked: Asked, context: str, state: str, method: str) -> Row:
-    stats, seconds = made.generation.stats, made.seconds
-    wanted, said = asked.truth.strip(), made.text.strip()
-    if made.prompt.form == NEXT_EDIT:  # an edit has the whole line
+def _row(completion: Completion, asked: Asked, context: str, state: str, method: str) -> Row:
+    stats, seconds = completion.generation.stats, completion.seconds
+    wanted, said = asked.truth.strip(), completion.text.strip()
+    if completion.prompt.form == NEXT_EDIT:  # an edit has the whole line
         wanted = (asked.cursor.before.rpartition("\n")[2] + asked.truth).strip()
     return Row(
         asked.root.name,
@@ -182,11 +184,11 @@ def _row(made: Completion, asked: Asked, context: str, state: str, method: str) 
         state,
         method,
         asked.truth,
-        made.text,
-        made.ended,
+        completion.text,
+        completion.ended,
         said.split("\n")[0].rstrip() == wanted,
         stats.prompt_tokens,
-        made.reused,
+        completion.reused,
         seconds["gather"],
         seconds["first"],
         seconds["total"],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from toys.sessions import METHODS
 
+from longgraft.config.method_roles import PLAIN
 from longgraft.eval.prompts.buckets import WHOLE, whole
 from longgraft.eval.prompts.suites import Example, load_suite
 from longgraft.eval.reports.compare import lines
@@ -23,10 +24,12 @@ from longgraft.eval.runs.measure import PromptMeasurement
 from longgraft.eval.runs.plan import check_plan
 from longgraft.eval.runs.rows import ROWS, Failure, Result, Row, as_json, read_rows
 from longgraft.eval.runs.sweep import lines_of_plan, sweep
+from longgraft.eval.runs.variants import TRANSFORMERS
 from longgraft.eval.runs.workers import Processes
-from longgraft.methods.find import CORE
+from longgraft.methods.find import CORE, find
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TALK = {"_id": "talk", "turns": ["Name three prime numbers.", "And a fourth one?", "Why is it prime?"]}
 LONE = {"_id": "lone", "turns": ["def add(a, b):"]}
 
@@ -327,6 +330,13 @@ def test_flags_win_over_the_file_and_the_file_over_the_commands_defaults(tmp_pat
     path.write_text('{"prompts": 7, "repeats": 2}')
     made = SweepConfig.load(path, SHORT, repeats=1)
     assert (made.prompts, made.repeats, made.max_new_tokens) == (7, 1, 1024)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.rglob("sweep.toml")), ids=lambda path: path.parent.name)
+def test_the_configurations_of_committed_results_name_methods_that_exist(path):
+    config = SweepConfig.load(path)
+    ours = {variant.method for variant in config.variants} - set(TRANSFORMERS)
+    assert config.suites and PLAIN in ours and all(map(find, ours))
 
 
 def test_bench_runs_from_the_command_line_and_suites_are_listed(questions, tmp_path, command):

@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from toys.gguf_files import write_gguf
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as program
-from benchmarks import floors, mixture, parts, products
+from benchmarks import floors, parts, products
 from benchmarks import pair as pairs
 from benchmarks.checks import tests as marked_tests
 from benchmarks.machine import Machine, Work, race
@@ -239,26 +238,3 @@ def test_a_program_is_rehearsed(name, tmp_path, monkeypatch):
     if name == "pair":
         methods = {row["figures"]["method"] for row in rows}
         assert methods == {"ar", "eagle3", "graft", "graft-x", "transformers"}
-
-
-def test_a_synthetic_mixture_is_written_and_measured(tmp_path, monkeypatch, kernels):
-    sizes = {"HIDDEN": 256, "HEADS": 4, "KV_HEADS": 2, "HEAD": 64, "EXPERTS": 8, "CHOSEN": 2, "INNER": 256}
-    for name, size in sizes.items():
-        monkeypatch.setattr(mixture, name, size)
-    monkeypatch.setenv("LONGGRAFT_CACHE", str(tmp_path / "cache"))
-    write_gguf(tmp_path / "like.gguf")
-    file = str(tmp_path / "mixture.gguf")
-    written = CliRunner().invoke(mixture.app, ["write", file, "--like", str(tmp_path / "like.gguf"), "--layers", "2"])
-    assert written.exit_code == 0, written.output
-    options = ["--prompt", "64", "--new", "16", "--repeats", "1", "--patience", "0", "--out", str(tmp_path)]
-    measured = CliRunner().invoke(mixture.app, ["measure", file, *options])
-    assert measured.exit_code == 0, measured.output
-    rows = json.loads((tmp_path / "mixture.json").read_text())["rows"]
-    assert [(row["part"], row["case"]) for row in rows] == [
-        ("loading", "the first"),
-        *(("pass", f"{n} rows") for n in mixture.ROWS),
-        ("decoding", "ar"),
-        ("decoding", "default"),
-    ]
-    woken = [row["figures"]["experts"] for row in rows if row["part"] == "pass"]
-    assert woken[0] == 2 and min(woken[1:]) > 2

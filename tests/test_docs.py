@@ -149,8 +149,8 @@ def test_entry_point_registers_a_method(folder, command, monkeypatch):
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bigrams\nVersion: 1.0\n")
     group, entry = ENTRY_POINTS.strip().splitlines()
-    assert group == '[project.entry-points."longgraft.methods"]'
-    (info / "entry_points.txt").write_text(f"[longgraft.methods]\n{entry.replace(chr(34), '')}\n")
+    assert group == '[project.entry-points."longgraft.methods.v2"]'
+    (info / "entry_points.txt").write_text(f"[longgraft.methods.v2]\n{entry.replace(chr(34), '')}\n")
     installed.cache_clear()
     try:
         assert "what followed a token last time" in command("methods")

@@ -13,6 +13,7 @@ from toys.trees import same, scored, trees
 from longgraft.acceptance.sampling import Sampling
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
+from longgraft.methods.building import drafter, drafter_cache
 from longgraft.methods.find import build, find
 from longgraft.protocol.proposer import Ask
 from longgraft.protocol.pruning import Level, Verdict
@@ -79,7 +80,7 @@ def carried(name: str = "eagle3") -> dict[int, float]:
         seen[level.index] = log(sum(exp(score) for score in sorted(level.scores.tolist())[-10:]))
         return Verdict()
 
-    trees(toy_parts().drafter(watch), steps=1)
+    trees(drafter(toy_parts(), watch), steps=1)
     return seen
 
 
@@ -87,7 +88,7 @@ def carried(name: str = "eagle3") -> dict[int, float]:
 def test_ddd_checks_the_beam_only_after_five_and_seven_expansions(check):
     masses = carried()
     for threshold, stage in ((masses[check] - 1e-3, UNPRUNED), (masses[check] + 1e-3, check)):
-        assert trees(toy_parts().drafter(DDDPolicy(threshold, (check,))), steps=1)[0].stage == stage
+        assert trees(drafter(toy_parts(), DDDPolicy(threshold, (check,))), steps=1)[0].stage == stage
     sure = torch.full((100,), -30.0)
     assert [DDDPolicy(-1.0)(Level(index, sure, index == 8, 60)).expand for index in range(9)] == [
         index not in (5, 7) for index in range(9)
@@ -110,13 +111,13 @@ def test_drafting_stops_after_an_uncertain_last_token_of_the_best_path():
         assert float(level.log_probs.exp().sum(1).sub(1).abs().max()) < 1e-5
         return Verdict()
 
-    trees(toy_parts().drafter(watch), steps=1)
+    trees(drafter(toy_parts(), watch), steps=1)
     for stage in range(3):
         most = max(laws[index] for index in range(stage + 1))
         if laws[stage] < most:
             continue
         for threshold, expected in ((most + 1e-4, False), (most - 1e-4, True)):
-            tree = trees(toy_parts().drafter(EntropyPolicy(threshold)), steps=1)[0]
+            tree = trees(drafter(toy_parts(), EntropyPolicy(threshold)), steps=1)[0]
             assert (tree.stage == stage) is expected and (not expected or int(tree.depths.max()) <= stage + 1)
 
 
@@ -132,7 +133,7 @@ def test_svips_chain_continues_after_certain_tokens_up_to_forty(threshold):
     parts = toy_parts()
     chain, dense = (
         build(f"svip+chain=true+threshold={threshold}", parts),
-        Eagle3Drafter(parts.drafter_cache(), Dense(), 40, 1),
+        Eagle3Drafter(drafter_cache(parts), Dense(), 40, 1),
     )
     both = Both(chain, dense, 60)
     for ours, whole in zip(trees(both, steps=6), both.seen, strict=True):
@@ -148,17 +149,17 @@ TALON = {"as it is": {}, "narrow": {"share": 1.0}, "wide": {"share": 1e-9}, "sha
 @pytest.mark.parametrize("kind", TALON)
 @pytest.mark.parametrize("budget", [2, 8, 11, 30, 60, 100])
 def test_talons_tree_is_full_or_has_its_largest_depth(kind, budget):
-    drafter = TalonDrafter(toy_parts().drafter_cache(), **TALON[kind])
-    for tree in trees(drafter, steps=4, budget=budget):
+    talon = TalonDrafter(drafter_cache(toy_parts()), **TALON[kind])
+    for tree in trees(talon, steps=4, budget=budget):
         counts = torch.bincount(tree.depths).tolist()
-        assert len(tree) == budget or (len(counts) == drafter.deepest + 1 and len(tree) < budget)
+        assert len(tree) == budget or (len(counts) == talon.deepest + 1 and len(tree) < budget)
         assert counts[1] == min(10, budget - 1) and tree.stage == len(counts) - 2
         if kind == "narrow":
             assert counts[2:] == [1] * len(counts[2:])
 
 
 def test_talons_layers_contain_only_probable_enough_nodes():
-    for tree in trees(TalonDrafter(toy_parts().drafter_cache(), share=0.8), steps=3, budget=40):
+    for tree in trees(TalonDrafter(drafter_cache(toy_parts()), share=0.8), steps=3, budget=40):
         scores, depths, parents = tree.scores.tolist(), tree.depths.tolist(), tree.parents.tolist()
         for depth in range(2, max(depths) + 1):
             layer = [score for score, at in zip(scores, depths, strict=True) if at == depth]
@@ -168,8 +169,8 @@ def test_talons_layers_contain_only_probable_enough_nodes():
 
 def test_talons_second_layer_contains_the_best_of_all_continuations():
     """EAGLE-3's second level has the ten best of each node; TALON's may have more of one."""
-    made = toy_parts()
-    ours, theirs = TalonDrafter(made.drafter_cache(), share=1e-9), Eagle3Drafter(made.drafter_cache(), Dense(), 2, 24)
+    cache = drafter_cache(toy_parts())
+    ours, theirs = TalonDrafter(cache, share=1e-9), Eagle3Drafter(cache, Dense(), 2, 24)
     both = Both(ours, theirs, POOL)
     for tree, pool in zip(trees(both, steps=3, budget=60), both.seen, strict=True):
         second = {path: score for path, score in scored(pool).items() if len(path) == 2}

@@ -20,6 +20,7 @@ from longgraft.engine.scheduler import Scheduled, Scheduler, advance
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all
 from longgraft.engine.step import Step
+from longgraft.methods.building import drafter
 from longgraft.methods.find import build, find
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.pass_plan import Offer
@@ -100,7 +101,7 @@ def test_the_budget_of_a_pass_is_the_largest_of_its_requests_unless_one_is_chose
 @pytest.mark.parametrize("budget", [1, 2, 4, 8, 16, 60])
 def test_one_request_has_the_tree_of_its_gates(budget):
     ours = trees(build(METHOD, toy_parts()), budget=budget)
-    theirs = trees(toy_parts().drafter(Filled(GATES)), budget=budget)
+    theirs = trees(drafter(toy_parts(), Filled(GATES)), budget=budget)
     assert all(same(a, b) and a.stage == b.stage for a, b in zip(ours, theirs, strict=True))
     assert budget < 16 or len({tree.stage for tree in ours}) > 2
 

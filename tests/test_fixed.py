@@ -25,6 +25,7 @@ from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.kernels import fused_triton
 from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.methods.building import drafter, drafter_cache
 from longgraft.methods.find import build
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
@@ -159,7 +160,7 @@ def test_the_gpus_kernels_decode_the_plain_answer(method):
     as_on_a_gpu(parts.target)
     proposer = build(method, parts)
     if method == "graft":
-        parts.drafter_cache()._fixed_backend = triton
+        drafter_cache(parts)._fixed_backend = triton
     session = Session(Engine(Lane(parts.target, proposer, parts.clock, parts.regions), 8), None)
     found, usual = (answered(one, toy_prompt(20), 4) for one in (session, toy_session(method, "qwen3", 8)))
     assert found.token_ids == usual.token_ids == plain("qwen3", 20, 4, GREEDY)
@@ -428,7 +429,7 @@ def observe(memory: Eagle3Cache, tokens: int, seed: int = 0) -> None:
 def drafters_of_one_memory(regions: Regions, *policies) -> list[Eagle3Drafter]:
     """Returns drafters of these policies that have observed one prompt."""
     parts = toy_parts(regions=regions)
-    drafters = [parts.drafter(policy) for policy in policies]
+    drafters = [drafter(parts, policy) for policy in policies]
     drafters[0].memory.reset(100)
     observe(drafters[0].memory, 30)
     return drafters
@@ -439,9 +440,9 @@ def test_levels_recorded_together_and_singly_are_selected_from_their_own_tensors
     trees = []
     for regions in (Regions(recorder), EAGER):
         drafters = drafters_of_one_memory(regions, Dense(), Gates({0: 0.0}))
-        for step, drafter in enumerate(drafters * 2):
-            observe(drafter.memory, 3, seed=step)
-            trees.append(on_host(drafter.propose(Ask(1, 40, 30))))
+        for step, ours in enumerate(drafters * 2):
+            observe(ours.memory, 3, seed=step)
+            trees.append(on_host(ours.propose(Ask(1, 40, 30))))
     for tree, known in zip(trees[:4], trees[4:], strict=True):
         assert torch.equal(tree.tokens, known.tokens) and torch.equal(tree.parents, known.parents)
 

@@ -16,7 +16,7 @@ from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.matrix import MatrixRetriever
 from longgraft.drafters.pruning import Dense
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Wants
@@ -138,7 +138,7 @@ def lookup_all(matrix, root):
 @pytest.mark.parametrize("kind", ["rand", "aligned"])
 def test_token_recycling_accepts_as_many_as_the_official_one(golden, kind):
     target, checked = load_target(golden, kind), 0
-    memory = AdjacencyMemory(AdjacencyMatrix(512, unseen=0))
+    memory = AdjacencyMemory(MatrixWrites(AdjacencyMatrix(512, unseen=0)))
     matrix, retriever = memory.matrix, MatrixRetriever(memory, lambda _: token_recycling())
     for case in [
         c

@@ -13,7 +13,8 @@ from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.matrix import MatrixRetriever
 from longgraft.drafters.pruning import Dense, Gates, Split, kept_nodes
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
+from longgraft.methods.building import drafter, drafter_cache
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.combinators import Graft
 from longgraft.methods.find import build, find
@@ -24,8 +25,8 @@ from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 AT_ROOT, AT_TAIL = "graft+pruning=none+retrieved=20", "graft+pruning=none+retrieval=tail+retrieved=20"
 
 
-def drafter(policy) -> Eagle3Drafter:
-    return toy_parts().drafter(policy)
+def toy_drafter(policy) -> Eagle3Drafter:
+    return drafter(toy_parts(), policy)
 
 
 def test_thresholds_of_zero_give_eagle3s_trees():
@@ -37,7 +38,7 @@ def test_thresholds_of_zero_give_eagle3s_trees():
 @pytest.mark.parametrize("gate, forwards, drafted", [(0, 1, 7), (1, 2, 23), (5, 6, 39), (None, 9, 59)])
 def test_a_closed_gate_saves_forwards_and_leaves_its_budget(gate, forwards, drafted):
     calls = []
-    ours = drafter(Gates({gate: 2.0} if gate is not None else {}))
+    ours = toy_drafter(Gates({gate: 2.0} if gate is not None else {}))
     expand = ours._next
     ours._next = lambda *args: calls.append(1) or expand(*args)
     for tree in trees(ours, steps=2):
@@ -54,7 +55,7 @@ def confidences(levels: int = 9) -> list[float]:
         seen.append(exp(max(level.scores.tolist())))
         return Verdict()
 
-    trees(Eagle3Drafter(toy_parts().drafter_cache(), watch, levels), steps=1)
+    trees(Eagle3Drafter(drafter_cache(toy_parts()), watch, levels), steps=1)
     return seen
 
 
@@ -63,7 +64,7 @@ def test_a_gate_is_closed_by_confidences_up_to_its_threshold(gate):
     sure = confidences()[gate]
     assert 0 < sure < 1
     for threshold, stage in ((sure * 0.999, UNPRUNED), (sure * 1.001, gate)):
-        assert trees(drafter(Gates({gate: threshold})), steps=1)[0].stage == stage
+        assert trees(toy_drafter(Gates({gate: threshold})), steps=1)[0].stage == stage
 
 
 def test_a_gate_compares_a_probability_and_is_closed_at_its_threshold():
@@ -79,7 +80,7 @@ def test_the_last_level_of_a_shallow_tree_has_the_next_deeper_gate(levels, gate,
     sure = confidences(levels)[-1]
     whole = 60 if levels > 1 else 11
     for threshold, stage, nodes in ((sure * 0.999, UNPRUNED, whole), (sure * 1.001, levels - 1, kept)):
-        tree = trees(Eagle3Drafter(toy_parts().drafter_cache(), Gates({gate: threshold}), levels), steps=1)[0]
+        tree = trees(Eagle3Drafter(drafter_cache(toy_parts()), Gates({gate: threshold}), levels), steps=1)[0]
         assert (tree.stage, len(tree)) == (stage, nodes)
 
 
@@ -99,15 +100,15 @@ class Offers:
 @pytest.mark.parametrize("gate, free", [(0, 52), (1, 36), (5, 20)])
 def test_graft_asks_for_every_free_slot_and_fills_it(gate, free):
     offers = Offers()
-    for tree in trees(Graft(drafter(Gates({gate: 2.0})), offers), steps=3):
+    for tree in trees(Graft(toy_drafter(Gates({gate: 2.0})), offers), steps=3):
         assert len(tree) == 60 and (tree.origin == RETRIEVED).sum() == free
     assert [slots for _, slots in offers.asked] == [free] * 3
 
 
 def test_chains_of_five_hang_on_the_four_best_leaves():
     offers = Offers()
-    tree = trees(TailGraft(drafter(Split(40)), offers), steps=1)[0]
-    drafted = trees(drafter(Split(40)), steps=1)[0]
+    tree = trees(TailGraft(toy_drafter(Split(40)), offers), steps=1)[0]
+    drafted = trees(toy_drafter(Split(40)), steps=1)[0]
     scores = drafted.scores.tolist()
     leaves = sorted(set(range(40)) - set(drafted.parents.tolist()), key=lambda node: -scores[node])
     assert same(tree.select(list(range(40))), drafted) and len(leaves) > 8
@@ -120,7 +121,7 @@ def test_chains_of_five_hang_on_the_four_best_leaves():
 def test_a_smaller_tree_has_shorter_tails():
     offers = Offers()
     for budget in (8, 30):
-        tree = trees(TailGraft(drafter(Split(40)), offers), steps=1, budget=budget)[0]
+        tree = trees(TailGraft(toy_drafter(Split(40)), offers), steps=1, budget=budget)[0]
         assert len(tree) == budget and (tree.origin == RETRIEVED).sum() == budget - kept_nodes(budget, 40)
 
 
@@ -139,8 +140,8 @@ def test_an_empty_frozen_matrix_equals_no_retrieval():
         def update(self, tokens, topk):
             pass
 
-    frozen = MatrixRetriever(AdjacencyMemory(Frozen(96)))
-    ours = trees(Graft(drafter(Gates({5: 2.0})), frozen))
+    frozen = MatrixRetriever(AdjacencyMemory(MatrixWrites(Frozen(96))))
+    ours = trees(Graft(toy_drafter(Gates({5: 2.0})), frozen))
     theirs = trees(build("graft+retrieval=none", toy_parts(thresholds={5: 2.0})))
     assert all(same(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -160,7 +161,7 @@ def test_a_markov_target_is_accepted_to_the_templates_depth():
     follows = (torch.arange(96) * 5 + 1) % 96
     matrix = AdjacencyMatrix(96)
     matrix.update(torch.arange(96), torch.stack([(follows + i) % 96 for i in range(8)], 1).int())
-    tree = MatrixRetriever(AdjacencyMemory(matrix, snapshot=matrix.snapshot())).candidates(3, 52)
+    tree = MatrixRetriever(AdjacencyMemory(MatrixWrites(matrix), snapshot=matrix.snapshot())).candidates(3, 52)
     node, depth, token = 0, 0, 3
     while (child := tree.children.get((node, int(follows[token])))) is not None:
         node, depth, token = child, depth + 1, int(follows[token])
@@ -183,7 +184,7 @@ def test_stage_budgets_scale_with_the_tree():
 
 
 def test_a_fixed_split_drafts_all_levels():
-    for tree in trees(drafter(Split(40)), steps=2):
+    for tree in trees(toy_drafter(Split(40)), steps=2):
         assert len(tree) == 40 and tree.stage == 8  # all levels are drafted, then nodes are given away
-    dense = trees(drafter(Dense()), steps=1)[0]
-    assert same(trees(drafter(Split(40)), steps=1)[0], dense.top(40))
+    dense = trees(toy_drafter(Dense()), steps=1)[0]
+    assert same(trees(toy_drafter(Split(40)), steps=1)[0], dense.top(40))

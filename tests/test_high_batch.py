@@ -26,6 +26,7 @@ from longgraft.engine.scheduler import Scheduled, Scheduler, advance
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
 from longgraft.memories.head_passes import HeadPasses, Part
+from longgraft.methods.building import drafter
 from longgraft.methods.find import build
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
@@ -69,8 +70,8 @@ def test_stored_gates_decide_like_gates_but_after_every_level():
 
 
 def test_all_levels_are_drafted_and_the_best_nodes_of_all_are_kept():
-    whole, calls = trees(toy_parts().drafter(Dense()), steps=1)[0], []
-    ours = toy_parts().drafter(StoredGates(Gates({0: 2.0})))
+    whole, calls = trees(drafter(toy_parts(), Dense()), steps=1)[0], []
+    ours = drafter(toy_parts(), StoredGates(Gates({0: 2.0})))
     expand = ours._next
     ours._next = lambda *args: calls.append(1) or expand(*args)
     tree = trees(ours, steps=1)[0]
@@ -97,7 +98,7 @@ def test_the_serving_tree_of_eight_keeps_two_three_or_five_nodes(gate, kept):
 
 def test_writes_of_a_pass_put_every_rejected_node_before_every_kept_one():
     writes = MatrixWrites(AdjacencyMatrix(20, width=1))
-    first, second = (AdjacencyMemory(writes.matrix, writes=writes) for _ in range(2))
+    first, second = (AdjacencyMemory(writes) for _ in range(2))
     first.reset(9), second.reset(9)
 
     def seen(tokens, path, top):
@@ -207,7 +208,7 @@ def test_drafts_share_passes_and_have_the_same_bits_as_alone(method, monkeypatch
 def test_requests_at_different_levels_share_passes(monkeypatch):
     """A draft of two levels and one of six: the shorter one adds no pass to the longer one."""
     calls, parts = counted(monkeypatch), toy_parts()
-    short, long = (replace(parts, kept={}, choices=Drafting(levels=levels)).drafter(Dense()) for levels in (2, 6))
+    short, long = (drafter(replace(parts, kept={}, choices=Drafting(levels=levels)), Dense()) for levels in (2, 6))
     asks = []
     for ours in (short, long):
         verifier, _, root = begun(parts.target, ours.memories, toy_prompt(20))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toys.memories import assert_rewinds
@@ -9,9 +11,13 @@ from toys.models import toy_network, toy_target
 from toys.sessions import kinds, toy_parts, toy_prompt
 
 from longgraft.acceptance.rules import Greedy
+from longgraft.memories.adjacency_memory import MatrixKind
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.memories.token_history import TokenHistory
+from longgraft.methods.building import drafter_cache, history, matrix
+from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import build
+from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
@@ -109,6 +115,24 @@ def test_methods_built_from_the_same_parts_share_memories():
     assert build("retrieval", parts).memories[0] is graft.memories[1]
     assert build("token-recycling", parts).memories[0] is not graft.memories[1]
     assert isinstance(parts, Parts) and len(parts.kept) == 4
+
+
+def test_memories_of_other_heads_rows_or_kinds_are_other_memories():
+    parts, given = toy_parts(), {HEAD.name: toy_network(1)}
+    other = replace(parts, given=given, calibration=Calibration(snapshot=matrix(parts).matrix.snapshot()))
+    assert history(parts) is history(other)
+    assert drafter_cache(parts) is drafter_cache(parts) is not drafter_cache(other)
+    assert matrix(parts) is matrix(parts, MatrixKind()) is not matrix(other)
+    assert matrix(parts, MatrixKind(unseen=0)) is not matrix(parts)
+    assert matrix(replace(parts, persist=True)) is matrix(parts, MatrixKind(lasting=True)) is not matrix(parts)
+
+
+def test_lanes_share_a_matrix_only_if_its_kind_is_shared():
+    parts, shared = toy_parts(), MatrixKind(shared=True)
+    lane = replace(parts, kept={})
+    assert matrix(lane, shared) is not matrix(parts, shared)
+    assert matrix(lane, shared).matrix is matrix(parts, shared).matrix
+    assert matrix(lane).matrix is not matrix(parts).matrix
 
 
 def test_two_proposers_with_different_layers_share_a_pass():

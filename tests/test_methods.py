@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import EntryPoints
 
 import pytest
 from toys.models import toy_model, toy_target
@@ -17,20 +18,21 @@ import longgraft
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import COMPARED, DEFAULT, DENSE, GROUPS, HEADLESS, PLAIN
 from longgraft.config.method_syntax import joined, split
-from longgraft.config.options import options
-from longgraft.config.settings import Bounds, MethodSettings, Retrieving, Settings
+from longgraft.config.settings import Bounds, Retrieving, Settings
 from longgraft.methods.assembly import load_needs
-from longgraft.methods.chosen import chosen_method
+from longgraft.methods.chosen import OF_A_VARIANT, chosen_method
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.methods.find import CORE, Method, as_method, build, find, installed, known, zoo
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
 from longgraft.methods.registry.graft import GraftChoices
+from longgraft.methods.summaries import ENTRY_POINTS
 
 SOURCE = """
+from longgraft.methods.building import history
 from longgraft.methods.find import Method
 from longgraft.methods.registry.pld import PromptLookup
 
-TWO = Method("two", "copies two tokens", "-", lambda parts: PromptLookup(parts.history(), length=2), budget=3)
+TWO = Method("two", "copies two tokens", "-", lambda parts: PromptLookup(history(parts), length=2), budget=3)
 WRONG = 7
 """
 
@@ -74,26 +76,61 @@ def test_an_invalid_method_reference_is_named(file, reference, message):
         find(reference.format(file=file))
 
 
-def test_an_installed_package_registers_methods(file, tmp_path, monkeypatch):
+@pytest.fixture
+def register(file, tmp_path, monkeypatch) -> Iterator[Callable[[str], None]]:
+    """Returns a function that installs the package `mine` with these entry points."""
     info = tmp_path / "mine-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[longgraft.methods]\ntwo = mine:TWO\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    installed.cache_clear()
-    try:
-        assert find("two").budget == 3 and list(known())[-1] == "two"
-        for entry, said in (
-            ("two = mine:WRONG", "registered by an installed package as 'mine:WRONG'"),
-            ("two = mine:TWO\nalso = mine:TWO", "'two', which exists already"),
-        ):
-            (info / "entry_points.txt").write_text(f"[longgraft.methods]\n{entry}\n")
-            installed.cache_clear()
-            with pytest.raises(ValueError, match=said):
-                find("two")
-            assert find(PLAIN) and find("triforce")  # those of this package need no other one
-    finally:
+
+    def registered(entry_points: str) -> None:
+        (info / "entry_points.txt").write_text(entry_points)
         installed.cache_clear()
+
+    yield registered
+    installed.cache_clear()
+
+
+def test_an_installed_package_registers_methods(register):
+    register(f"[{ENTRY_POINTS}]\ntwo = mine:TWO\n")
+    assert find("two").budget == 3 and list(known())[-1] == "two"
+
+
+@pytest.mark.parametrize(
+    "entry_points, said",
+    [
+        (f"[{ENTRY_POINTS}]\ntwo = mine:WRONG", "registered by an installed package as 'mine:WRONG'"),
+        (f"[{ENTRY_POINTS}]\ntwo = mine:TWO\nalso = mine:TWO", "'two', which exists already"),
+        (
+            "[longgraft.methods]\ntwo = mine:TWO",
+            "'two', .*'mine:TWO', was made for version 1 .* version 2: .*CHANGELOG",
+        ),
+        ("[longgraft.methods.v3]\ntwo = mine:TWO", "'two', .*'mine:TWO', was made for version 3 .* version 2: "),
+    ],
+)
+def test_a_package_whose_methods_cannot_be_used_is_refused(register, entry_points, said):
+    register(entry_points)
+    with pytest.raises(ValueError, match=said):
+        find("two")
+    assert find(PLAIN) and find("triforce")  # those of this package need no other one
+
+
+def test_a_package_may_register_for_several_versions_of_the_interface(register):
+    register(f"[longgraft.methods]\nold = mine:WRONG\n[{ENTRY_POINTS}]\ntwo = mine:TWO\n")
+    assert list(installed()) == ["two"]
+
+
+@pytest.mark.parametrize("field", ["build", "adaptive", "verifies"])
+def test_a_method_that_reads_parts_of_an_earlier_version_is_refused(field):
+    old = replace(METHODS["pld"], name="old", **{field: lambda parts: parts.history()})
+    with pytest.raises(ValueError, match=r"'old' reads `parts.history`, which version 2 .* CHANGELOG.md says"):
+        toy_session(old, adaptive=True)
+
+
+def test_an_attribute_that_is_missing_elsewhere_is_not_blamed_on_the_interface():
+    with pytest.raises(AttributeError, match="nothing"):
+        build(replace(METHODS["pld"], build=lambda parts: parts.target.nothing), toy_parts())
 
 
 @pytest.fixture
@@ -105,7 +142,7 @@ def anew() -> Iterator[None]:
 
 
 def test_the_zoo_of_a_checkout_needs_no_installation(anew, monkeypatch):
-    monkeypatch.setattr("longgraft.methods.summaries.entry_points", lambda group: ())
+    monkeypatch.setattr("longgraft.methods.summaries.entry_points", lambda: EntryPoints(()))
     assert len(zoo()) > 20 and find("triforce").name == "triforce" and not set(zoo()) & set(CORE)
 
 
@@ -113,7 +150,7 @@ def test_the_zoo_of_an_installed_package_is_found_by_its_entry_points(anew, tmp_
     info = tmp_path / "longgraft-9.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: longgraft\nVersion: 9.0\n")
-    (info / "entry_points.txt").write_text("[longgraft.methods]\nddd = longgraft.zoo.ddd:METHOD\n")
+    (info / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\nddd = longgraft.zoo.ddd:METHOD\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("longgraft.methods.summaries.PROJECT", tmp_path / "pyproject.toml")
     assert set(zoo()) == {"ddd"} and "ddd" not in installed()
@@ -271,7 +308,7 @@ def test_a_method_lists_its_choices_and_refuses_all_others(method):
     assert method.budget > 0 and method.clause and method.paper
     # A method is printed as its name, also where it is another method with changed choices.
     assert str(method) == method.name and find(str(method)).choices == method.choices
-    assert method.takes <= set(options(MethodSettings)) and method.takes.isdisjoint(one.name for one in method.own)
+    assert method.takes <= set(OF_A_VARIANT) and method.takes.isdisjoint(one.name for one in method.own)
     for one in method.own:
         assert one.help and (one.choices or one.kind in (bool, str) or one.bounds), f"{one.name}: no help, or no bounds"
         one.check(one.default)

@@ -15,7 +15,7 @@ from toys.sessions import toy_parts, toy_session
 from longgraft.acceptance.rules import Greedy
 from longgraft.engine.predicted_output import accepted
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixKind, MatrixWrites
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build
 from longgraft.methods.registry.pld import lookup
@@ -104,7 +104,7 @@ def test_a_lookup_copies_within_one_text_only():
 
 
 def test_rows_of_a_prediction_are_its_commonest_successors_until_the_target_replaces_them():
-    memory = AdjacencyMemory(AdjacencyMatrix(VOCAB, width=2))
+    memory = AdjacencyMemory(MatrixWrites(AdjacencyMatrix(VOCAB, width=2)))
     memory.observe_prediction(torch.tensor([1, 5, 1, 6, 1, 6, 1, 7, 2]))
     memory.observe_prediction(torch.tensor([1, 8, 7, 9]))
     assert memory.matrix.rows[1].tolist() == [6, 5] and memory.matrix.rows[7].tolist() == [2, -1]
@@ -119,10 +119,11 @@ def test_rows_of_a_prediction_are_its_commonest_successors_until_the_target_repl
 
 
 def test_lasting_rows_keep_nothing_of_a_prediction():
-    memory = AdjacencyMemory(AdjacencyMatrix(VOCAB, width=2, unseen=0), lasting=True)
+    kind = MatrixKind(lasting=True)
+    memory = AdjacencyMemory(MatrixWrites(AdjacencyMatrix(VOCAB, width=2, unseen=0)), kind)
     memory.observe_prediction(torch.tensor([1, 2, 3]))
     memory.observe(Observation(ProposalTree.chain(torch.tensor([1])), torch.arange(1), 3, topk=torch.tensor([[3, 4]])))
-    other = AdjacencyMemory(AdjacencyMatrix(VOCAB, width=2, unseen=0), lasting=True)
+    other = AdjacencyMemory(MatrixWrites(AdjacencyMatrix(VOCAB, width=2, unseen=0)), kind)
     other.rewind(memory.mark())
     for one in (memory, other):
         assert one.matrix.rows[2].tolist() == [3, 0]

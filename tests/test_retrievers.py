@@ -11,7 +11,7 @@ from toys.observations import prompt_chunk
 
 from longgraft.drafters.matrix import MatrixRetriever
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixKind, MatrixWrites
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.registry.pld import PromptLookup, lookup
 from longgraft.protocol.observation import Observation
@@ -24,7 +24,7 @@ NAN = float("nan")
 
 
 def retriever_of(matrix: AdjacencyMatrix) -> MatrixRetriever:
-    return MatrixRetriever(AdjacencyMemory(matrix, snapshot=matrix.snapshot()))
+    return MatrixRetriever(AdjacencyMemory(MatrixWrites(matrix), snapshot=matrix.snapshot()))
 
 
 def row(first: int) -> list[int]:
@@ -78,7 +78,8 @@ def test_an_empty_matrix_or_no_slots_offers_the_root_alone(sparse):
 
 
 def test_rows_of_zeros_draft_token_zero_once_per_parent():
-    retriever = MatrixRetriever(AdjacencyMemory(AdjacencyMatrix(VOCAB, unseen=0)), lambda _: token_recycling())
+    memory = AdjacencyMemory(MatrixWrites(AdjacencyMatrix(VOCAB, unseen=0)))
+    retriever = MatrixRetriever(memory, lambda _: token_recycling())
     tree = retriever.candidates(9, 80)  # the official code drafts eight zeros, and zeros below each
     assert tree.tokens.tolist() == [9] + [0] * 6 and tree.parents.tolist() == [-1, 0, 1, 2, 3, 4, 5]
 
@@ -93,7 +94,7 @@ def learned(in_order: bool) -> list[int]:
     hidden: set[int] = set()
     while len(hidden) < 6:  # the winner is hidden under another token, and the next one shows
         tokens = [20 + node if node in hidden else 5 for node in range(6)]
-        memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), in_order=in_order)
+        memory = AdjacencyMemory(MatrixWrites(AdjacencyMatrix(VOCAB)), MatrixKind(in_order=in_order))
         tree = ProposalTree.build(tokens, parents, scores, origin)
         memory.observe(Observation(tree, path, 1, torch.tensor([row(node) for node in range(6)]).int()))
         winner = int(memory.matrix.rows[5, 0])
@@ -109,13 +110,13 @@ def test_the_worst_node_is_learned_first_and_the_accepted_path_last():
 
 
 def test_an_unseeded_memory_learns_nothing_from_the_prompt():
-    memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), seeded=False)
+    memory = AdjacencyMemory(MatrixWrites(AdjacencyMatrix(VOCAB)), MatrixKind(seeded=False))
     memory.observe(prompt_chunk([1, 2], torch.tensor([row(1), row(2)])))
     assert memory.matrix.touched() == 0
 
 
 def test_a_wider_top_k_than_the_matrix_is_cut():
-    memory = AdjacencyMemory(AdjacencyMatrix(VOCAB, width=4))
+    memory = AdjacencyMemory(MatrixWrites(AdjacencyMatrix(VOCAB, width=4)))
     assert memory.wants.topk == 4
     memory.observe(prompt_chunk([1], torch.tensor([row(9)])))
     assert memory.matrix.rows[1].tolist() == row(9)[:4]
@@ -125,12 +126,12 @@ def test_a_request_starts_from_the_warm_rows_unless_they_persist():
     warm = AdjacencyMatrix(VOCAB)
     warm.update(torch.tensor([3]), torch.tensor([row(30)]))
     for persist, expected in ((False, 1), (True, 2)):
-        memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), snapshot=warm.snapshot(), lasting=persist)
+        memory = AdjacencyMemory(MatrixWrites(AdjacencyMatrix(VOCAB)), MatrixKind(lasting=persist), warm.snapshot())
         memory.reset(10)
         memory.observe(prompt_chunk([8], torch.tensor([row(1)])))
         memory.reset(10)
         assert memory.matrix.touched() == expected and memory.matrix.rows[3].tolist() == row(30)
-    cold = AdjacencyMemory(warm)
+    cold = AdjacencyMemory(MatrixWrites(warm))
     cold.reset(10)
     assert warm.touched() == 0
 

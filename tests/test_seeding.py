@@ -9,7 +9,7 @@ from toys.sessions import toy_prompt
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.clock import Clock
@@ -40,7 +40,7 @@ def of_every_position(prompt: list[int], snapshot: torch.Tensor | None = None, s
 @pytest.mark.parametrize("chunk", [1, 7, 10, 64, 512, None])
 def test_the_matrix_equals_the_rows_of_every_position_written_in_order(prompt, chunk):
     for snapshot in (None, WARM):
-        memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), snapshot=snapshot)
+        memory = AdjacencyMemory(MatrixWrites(AdjacencyMatrix(VOCAB)), snapshot=snapshot)
         memory.reset(256)
         for seen in read_prompt(reader(), torch.tensor(prompt), memory.wants, chunk):
             memory.observe(seen)
@@ -51,7 +51,7 @@ def test_the_matrix_equals_the_rows_of_every_position_written_in_order(prompt, c
 
 def test_rows_of_a_prompt_are_written_while_it_is_read():
     matrix = AdjacencyMatrix(VOCAB)
-    memory = AdjacencyMemory(matrix)
+    memory = AdjacencyMemory(MatrixWrites(matrix))
     memory.reset(256)
     for seen in read_prompt(reader(), torch.tensor(PROMPT), memory.wants, 64):
         memory.observe(seen)
@@ -59,7 +59,7 @@ def test_rows_of_a_prompt_are_written_while_it_is_read():
 
 
 def test_a_last_token_that_is_read_again_overwrites_its_row():
-    memory, verifier = AdjacencyMemory(AdjacencyMatrix(VOCAB)), reader()
+    memory, verifier = AdjacencyMemory(MatrixWrites(AdjacencyMatrix(VOCAB))), reader()
     prompt = [*PROMPT, PROMPT[3]]
     for seen in read_prompt(verifier, torch.tensor(prompt[:-1]), memory.wants, 64, following=prompt[-1]):
         memory.observe(seen)

@@ -5,25 +5,17 @@ from __future__ import annotations
 import json
 import tomllib
 from dataclasses import dataclass, fields
+from typing import Annotated, Literal
 
 import pytest
+from annotated_types import Ge, Le
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.sampling_defaults import SamplingDefaults
+from longgraft.config.answer_settings import LogitSettings, SamplingSettings, StopSettings
 from longgraft.config.option_files import describe
-from longgraft.config.options import Checked, Option, made, option, options, size
-from longgraft.config.settings import (
-    Bounds,
-    Drafting,
-    HeadOverrides,
-    LogitSettings,
-    MethodSettings,
-    Pair,
-    Retrieving,
-    SamplingSettings,
-    Settings,
-    StopSettings,
-)
+from longgraft.config.options import Checked, Option, Share, made, option, options, size
+from longgraft.config.settings import Bounds, Drafting, HeadOverrides, Pair, Retrieving, Settings
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
 from longgraft.files.data_files import read_table
 from longgraft.files.file_errors import reason
@@ -35,11 +27,11 @@ from longgraft.methods.registry.graft import GraftChoices
 class Toy(Checked):
     """A group with every kind of option."""
 
-    count: int = option(3, "Of things", unit="things", low=1, high=9)
-    share: float = option(0.5, "Of all", low=0, high=1)
-    lengths: tuple[int, ...] = option((1, 2), "In a row", low=1, high=9, flag="--rows")
+    count: Annotated[int, Ge(1), Le(9)] = option(3, "Of things", unit="things")
+    share: Share = option(0.5, "Of all")
+    lengths: tuple[Annotated[int, Ge(1), Le(9)], ...] = option((1, 2), "In a row", flag="--rows")
     pair: tuple[float, int] | None = option(None, "Of both", none="neither")
-    names: tuple[str, ...] = option(("a",), "Of people", choices=("a", "b"))
+    names: tuple[Literal["a", "b"], ...] = option(("a",), "Of people")
     places: dict[str, str] = option({}, "By name", many=True)
     quick: bool = option(False, "Not slowly")
     head: HeadOverrides = HeadOverrides()
@@ -186,7 +178,7 @@ def test_printed_settings_are_read_back_unchanged():
 
 
 def test_every_option_says_what_it_is_for_and_what_its_numbers_mean():
-    for group in (HeadOverrides, Pair, Settings, SamplingSettings, StopSettings, MethodSettings, Drafting, Retrieving):
+    for group in (HeadOverrides, Pair, Settings, SamplingSettings, StopSettings, Drafting, Retrieving):
         for name, one in options(group).items():
             assert one.help or one.kind is HeadOverrides, name  # its fields say it
             assert one.none or "None" not in str(one.kind), f"{name} does not say what None stands for"
@@ -209,7 +201,7 @@ def test_help_says_the_range_the_choices_the_default_and_its_unit(name, default,
 
 
 def test_help_hides_neither_choices_nor_default_because_the_sentence_has_such_words():
-    described = Option("The line is cut off", choices=("line", "block"), unit="seconds")
+    described = Option("The line is cut off", hint=Literal["line", "block"], unit="seconds")
     assert described.help_text(30.0) == "The line is cut off; one of line, block; default: 30 seconds."
 
 

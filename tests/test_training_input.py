@@ -49,7 +49,7 @@ OF_A_DRAFTER = [
     ({"stages": [{"length": 64, "share": 0}]}, "share is 0"),
     ({"stages": [{"length": 64, "grouped": 1}]}, "grouped is 1; it must be true or false"),
     ({"max_positions": 32}, "max_positions is 32. Raise"),
-    ({"schedule": "linear"}, "schedule is 'linear'; it must be wsd or cosine"),
+    ({"schedule": "linear"}, "schedule: 'linear' is unknown. Known: wsd, cosine"),
     ({"schedule": 1}, "schedule is 1"),
     ({"device": 0}, "device is 0; it must be text"),
     ({"bf16": "no"}, "bf16 is 'no'; it must be true or false"),
@@ -60,7 +60,7 @@ OF_A_DRAFTER = [
     ({"feature_layers": []}, "feature_layers is empty"),
     ({"rope": 5}, "rope is 5; it must be a table"),
     ({"rope": {"base": 0}}, "rope: base is 0"),
-    ({"rope": {"kind": "x"}}, "rope: kind is 'x'"),
+    ({"rope": {"kind": "x"}}, "rope: kind: 'x' is unknown"),
     ({"rope": {"theta": 1}}, "rope sets 'theta'"),
 ]
 
@@ -70,11 +70,12 @@ def test_every_number_of_a_recipe_has_bounds_and_is_refused_beyond_them(recipe):
     kinds, found = get_type_hints(type(recipe), include_extras=True), 0
     for name, plain in get_type_hints(type(recipe)).items():
         if {int, float} & {plain, *get_args(plain)} and get_origin(plain) is not tuple:
-            (bounds,) = (
-                bounds for kind in (kinds[name], *get_args(kinds[name])) for bounds in getattr(kind, "__metadata__", ())
-            )
-            below = bounds.low if bounds.above else bounds.low - 1
-            for wrong in (below, (bounds.high or float("inf")) + 1, float("nan"), True):
+            bounds: dict[str, float] = {}
+            for kind in (kinds[name], *get_args(kinds[name])):
+                for limit in getattr(kind, "__metadata__", ()):
+                    bounds |= dataclasses.asdict(limit)
+            below = bounds["gt"] if "gt" in bounds else bounds["ge"] - 1
+            for wrong in (below, bounds.get("le", float("inf")) + 1, float("nan"), True):
                 with pytest.raises(ValueError, match=f"^{name} is "):
                     dataclasses.replace(recipe, **{name: wrong})
             found += 1

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from longgraft.config.options import Checked, Count, Option, Positive, checked
+from annotated_types import Ge
+
+from longgraft.config.options import Checked, Count, Positive, checked
 from longgraft.config.settings import HeadOverrides
 from longgraft.yarn_drafters.contradictions import attention_heads, refuse_contradictions, refuse_unread
 from longgraft.yarn_drafters.network import HeadConfig
@@ -19,7 +21,7 @@ from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.scaling import positions_of, rope_of, scaling
 
 Shapes = Mapping[str, Sequence[int]]
-Layers = Annotated[tuple[int, ...], Option(low=0)]
+Layers = tuple[Annotated[int, Ge(0)], ...]
 Words = tuple[str, ...]
 PREFIXES = ("module.", "draft_model.", "model.")
 

@@ -12,9 +12,10 @@ from functools import lru_cache
 from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from longgraft.config.options import Checked, Count, Option, Positive
+from longgraft.config.options import Checked, Count, Positive
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class Rope(Checked):
         ValueError: a value is out of range.
     """
 
-    base: Annotated[float, Option(low=1, above=True)] = 10000.0  # EAGLE's training code always uses it
+    base: Annotated[float, Gt(1)] = 10000.0  # EAGLE's training code always uses it
     kind: Literal["default", "linear", "llama3", "yarn"] = "default"
-    factor: Annotated[float, Option(low=1, high=2**20)] = 1.0
+    factor: Annotated[float, Ge(1), Le(2**20)] = 1.0
     original: Count = 2048
     beta_fast: Positive = 32.0  # YaRN, paper 3.2
     beta_slow: Positive = 1.0

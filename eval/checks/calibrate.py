@@ -26,6 +26,7 @@ from longgraft.engine.repetition import loops
 from longgraft.engine.session import Session, answer
 from longgraft.eval.prompts.example import Example
 from longgraft.methods.assembly import Loaded
+from longgraft.methods.building import drafter, retriever
 from longgraft.methods.calibration import Calibration, default_path, made_for
 from longgraft.methods.find import as_method, find
 from longgraft.methods.parts import Parts
@@ -74,8 +75,8 @@ class _Warmup:
 
     def __init__(self, parts: Parts) -> None:
         self.policy = _Recorder()
-        self.drafter = parts.drafter(self.policy)
-        self.retriever = parts.retriever()
+        self.drafter = drafter(parts, self.policy)
+        self.retriever = retriever(parts)
         self.memories = memories_of([self.drafter, self.retriever])
         self.steps: list[_Step] = []
 

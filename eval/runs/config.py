@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+from annotated_types import Ge, Le
+
+from longgraft.config.answer_settings import AnswerTokens, Seed, Temperature
 from longgraft.config.method_roles import COMPARED, PLAIN
-from longgraft.config.options import Checked, like, made, option
-from longgraft.config.settings import POSITIONS, Bounds, Budget, Pair, SamplingSettings, Settings, StopSettings
+from longgraft.config.options import Checked, Option, made, option
+from longgraft.config.settings import (
+    Attention,
+    Budget,
+    CacheDType,
+    CalibrationFile,
+    CostsFile,
+    Device,
+    Drafter,
+    Drafting,
+    DraftLevels,
+    DraftTopK,
+    DType,
+    Given,
+    Model,
+    Tokens,
+    Weights,
+)
 from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.files.data_files import read_table
 
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling
 
-MODES = ("replay", "sampled", "greedy")
+Mode = Literal["replay", "sampled", "greedy"]
+MODES = get_args(Mode)
 # As in EAGLE's tables and the paper's Tables 1 and 5: uncut question sets, temperature 0, up to 1,024 new tokens.
 SHORT = {
     "suites": ("humaneval", "gsm8k", "cnn_dm", "alpaca", "mt_bench"),
@@ -27,30 +47,37 @@ SHORT = {
 }
 
 
+# Options that a sweep and a diagnosis have.
+SUITES = ("repobench-p", "lcc", "qmsum", "gov_report")
+Suites = Annotated[tuple[str, ...], Option("Names, or files (JSONL, Parquet); see `longgraft suites`")]
+Data = Annotated[str | None, Option("Folder of local JSONL or Parquet files", none="the hub")]
+Recorded = Annotated[
+    tuple[str, ...],
+    Option(
+        "JSONL of {_id, continuation}, replayed before all others; repeatable; see `longgraft recordings`",
+        many=True,
+        metavar="FILE",
+    ),
+]
+Lengths = Annotated[
+    tuple[Tokens, ...],
+    Option("Prompt lengths in tokens, e.g. 4k,8k,16k,32k", flag="--buckets", unit="tokens"),
+]
+Prompts = Annotated[int, Ge(1), Le(10**6)]
+
+
 @dataclass(frozen=True)
 class SweepConfig(Checked):
     """Everything that a sweep's numbers depend on.
 
-    lengths: prompt tokens; empty: prompts uncut, and their later turns.  heads: name -> folder or hub id
+    lengths: Lengths = (4096, 8192, 16384, 32768)
     """
 
-    suites: tuple[str, ...] = option(
-        ("repobench-p", "lcc", "qmsum", "gov_report"), "Names, or files (JSONL, Parquet); see `longgraft suites`"
-    )
-    data: str | None = option(None, "Folder of local JSONL or Parquet files", none="the hub")
-    recorded: tuple[str, ...] = option(
-        (),
-        "JSONL of {_id, continuation}, replayed before all others; repeatable; see `longgraft recordings`",
-        many=True,
-        metavar="FILE",
-    )
-    lengths: tuple[int, ...] = option(
-        (4096, 8192, 16384, 32768),
-        "Prompt lengths in tokens, e.g. 4k,8k,16k,32k",
-        flag="--buckets",
-        unit="tokens",
-        low=1,
-        high=POSITIONS,
+    suites: Suites = SUITES
+    data: Data = None
+    recorded: Recorded = ()
+    lengths: tuple[Tokens, ...] = option(
+        (4096, 8192, 16384, 32768), "Prompt lengths in tokens, e.g. 4k,8k,16k,32k", flag="--buckets", unit="tokens"
     )
     methods: tuple[str, ...] = option(
         COMPARED,
@@ -58,51 +85,42 @@ class SweepConfig(Checked):
         "+window=, +thresholds=, +warm= and its own choices set that of one method; `transformers`, "
         "`transformers-lookup`: its own generate, plain and by prompt lookup",
     )
-    modes: tuple[str, ...] = option(
+    modes: tuple[Mode, ...] = option(
         ("replay",),
         "Source of the answers. replay: the rows' own text decides which guesses are right; sampled, greedy: the "
         "model's own answers",
         flag="--mode",
-        choices=MODES,
     )
-    prompts: int = option(
-        5,
-        "Prompts per suite and length, evenly spread over a suite that is taken whole",
-        unit="prompts",
-        low=1,
-        high=10**6,
+    prompts: Prompts = option(
+        5, "Prompts per suite and length, evenly spread over a suite that is taken whole", unit="prompts"
     )
-    repeats: int = option(3, "Repeats of each decoding", low=1, high=1000)
-    max_new_tokens: int = like(StopSettings, "max_new_tokens", default=128, help="Most tokens of an answer")
-    concurrency: tuple[int, ...] = option(
+    repeats: Annotated[int, Ge(1), Le(1000)] = option(3, "Repeats of each decoding")
+    max_new_tokens: AnswerTokens = option(128, "Most tokens of an answer", unit="tokens", short="-n")
+    concurrency: tuple[Annotated[int, Ge(1), Le(1024)], ...] = option(
         (),
         "Requests at once, e.g. 1,2,4,8,16: each suite and length is answered "
         "again by so many, and the tables say what all of them and each of them get",
-        low=1,
-        high=1024,
         none="each prompt alone",
     )
-    temperature: float = like(SamplingSettings, "temperature", default=1.0, help="Temperature of mode sampled")
-    seed: int = like(SamplingSettings, "seed", help="Seed of mode sampled")
+    temperature: Temperature = option(1.0, "Temperature of mode sampled", note="0 is greedy")
+    seed: Seed = option(0, "Seed of mode sampled")
     # A replay itself cannot show a divergence.
-    check_tokens: int | None = option(
+    check_tokens: Annotated[int, Ge(1), Le(2**20)] | None = option(
         None,
         "Tokens that every method draws once per prompt beside a replay, to be compared with those of plain decoding",
         unit="tokens",
-        low=1,
-        high=2**20,
         none="as many as are replayed",
     )
-    model: str | None = like(Pair, "model")
-    drafter: str | None = like(Pair, "drafter")
+    model: Model = None
+    drafter: Drafter = "auto"
     allow_missing: bool = option(
         False,
         "Methods whose head or other need is missing become failures in the tables, "
         "instead of an error before anything is measured",
     )
     heads: dict[str, str] = option({}, "For method@NAME; repeatable", flag="--head", many=True, metavar="NAME=PATH")
-    given: dict[str, str] = like(Settings, "given")
-    calibration: str | None = like(Settings, "calibration")
+    given: Given = field(default_factory=dict)
+    calibration: CalibrationFile = "auto"
     calibrations: dict[str, str] = option(
         {},
         "File of `longgraft calibrate`, for method+thresholds=NAME and +warm=NAME; repeatable",
@@ -110,15 +128,20 @@ class SweepConfig(Checked):
         many=True,
         metavar="NAME=PATH",
     )
-    budget: Budget = like(Settings, "budget", none="what pays, where the method can choose; else its own, mostly 60")
-    costs: str | None = like(Settings, "costs")
-    draft_levels: int = like(Bounds, "draft_levels")
-    draft_top_k: int = like(Bounds, "draft_top_k")
-    device: str | None = like(Settings, "device")
-    dtype: str | None = like(Settings, "dtype")
-    weights: str = like(Settings, "weights")
-    kv_dtype: str | None = like(Settings, "kv_dtype")
-    attention: str = like(Settings, "attention")
+    budget: Budget = option(
+        None,
+        "Nodes per verification, root included; paper: the method's own, mostly 60",
+        unit="nodes",
+        none="what pays, where the method can choose; else its own, mostly 60",
+    )
+    costs: CostsFile = None
+    draft_levels: DraftLevels = Drafting.levels
+    draft_top_k: DraftTopK = Drafting.top_k
+    device: Device = None
+    dtype: DType = None
+    weights: Weights = "auto"
+    kv_dtype: CacheDType = None
+    attention: Attention = "auto"
     quiet: bool = option(
         False, "Refuse to start while other programs use the processor, and wait for them between prompts"
     )
@@ -180,19 +203,21 @@ def _check_given(variant: Variant, what: str, name: str, by_name: Mapping[str, s
 class Diagnosis(Checked):
     """Prompts and settings of `longgraft diagnose`."""
 
-    suites: tuple[str, ...] = like(SweepConfig, "suites")
-    data: str | None = like(SweepConfig, "data")
-    recorded: tuple[str, ...] = like(SweepConfig, "recorded")
-    lengths: tuple[int, ...] = like(SweepConfig, "lengths", default=(2048, 8192))
-    prompts: int = like(SweepConfig, "prompts", help="Prompts per suite and length")
-    max_new_tokens: int = like(SweepConfig, "max_new_tokens", help="Most tokens of a continuation; each is a start")
-    depth: int = option(8, "Tokens ahead that are predicted", unit="tokens", low=1, high=64)
-    text: str = option(
-        "recorded",
-        "What follows a prompt: the row's own continuation, or the target's greedy answer",
-        choices=("recorded", "greedy"),
+    suites: Suites = SUITES
+    data: Data = None
+    recorded: Recorded = ()
+    lengths: Lengths = (2048, 8192)
+    prompts: Prompts = option(5, "Prompts per suite and length", unit="prompts")
+    max_new_tokens: AnswerTokens = option(
+        128, "Most tokens of a continuation; each is a start", unit="tokens", short="-n"
     )
-    heads: dict[str, str] = like(SweepConfig, "heads", help="Further EAGLE-3 heads, by the names they get; repeatable")
-    given: dict[str, str] = like(Settings, "given")
-    device: str | None = like(Settings, "device")
-    dtype: str | None = like(Settings, "dtype")
+    depth: Annotated[int, Ge(1), Le(64)] = option(8, "Tokens ahead that are predicted", unit="tokens")
+    text: Literal["recorded", "greedy"] = option(
+        "recorded", "What follows a prompt: the row's own continuation, or the target's greedy answer"
+    )
+    heads: dict[str, str] = option(
+        {}, "Further EAGLE-3 heads, by the names they get; repeatable", flag="--head", many=True, metavar="NAME=PATH"
+    )
+    given: Given = field(default_factory=dict)
+    device: Device = None
+    dtype: DType = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -45,7 +45,7 @@ class VariantEngines:
     regions: Regions = field(init=False)  # record the steps of all variants
     # Number of prompts of a pool that a variant has answered in a run.
     prompts: Counter[tuple[str, str, str]] = field(init=False, default_factory=Counter)
-    _lasting: dict[tuple[str, str, str], dict[tuple, Memory]] = field(init=False, default_factory=dict)
+    _lasting: dict[tuple[str, str, str], dict[Hashable, Memory]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.clock = Clock(profile=self.profile)
@@ -67,8 +67,8 @@ class VariantEngines:
         Raises:
             ValueError: a head or calibration was not given, or runs cannot have memories of their own.
         """
-        memories: dict[tuple, Memory] = {}
-        shared: dict[tuple, Any] = {}  # a prompt knows nothing of the prompts before it
+        memories: dict[Hashable, Memory] = {}
+        shared: dict[Hashable, Any] = {}  # a prompt knows nothing of the prompts before it
         # Each prompt begins with the costs that were measured at load.
         costs = {head: parts.costs and parts.costs.copy() for head, parts in self.heads.items()}
         engines = {}

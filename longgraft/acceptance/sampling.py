@@ -6,20 +6,33 @@ import json
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
 
 from longgraft.acceptance.constraints import MOST_TEXT
 from longgraft.acceptance.grammars import CALLS_OR
 from longgraft.acceptance.rules import DrawThenWalk, Greedy, Replay, Sampled
-from longgraft.config.options import Checked, Option, as_number, like
-from longgraft.config.settings import LogitSettings, SamplingSettings
+from longgraft.config.answer_settings import (
+    FrequencyPenalty,
+    Logprobs,
+    MinP,
+    PresencePenalty,
+    PromptLogprobs,
+    RepetitionPenalty,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
+from longgraft.config.options import Checked, Option, as_number
 
 CONSTRAINTS = ("json_schema", "regex", "grammar", "tool_calls")
 DRAWN = ("temperature", "top_p", "top_k", "min_p", "seed")
 LEAST_TEMPERATURE = 1e-5  # lower temperatures are greedy, as in vLLM
 # The sum of the largest one and a logit stays finite in float32.
-BIAS = Option(kind=float, low=-(10**9), high=10**9, note=f"{-(10**9):,} forbids the token")
-TOKEN = Option(kind=int)
+BIAS = Option(hint=Annotated[float, Ge(-(10**9)), Le(10**9)], note=f"{-(10**9):,} forbids the token")
+TOKEN = Option(hint=int)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +65,11 @@ class LogitOptions(Checked):
     grammar: str | None = None
     tool_calls: str | None = None
     logit_bias: Mapping[Any, Any] | None = None  # each entry is checked by itself
-    repetition_penalty: float = like(LogitSettings, "repetition_penalty", default=1.0)
-    presence_penalty: float = like(LogitSettings, "presence_penalty")
-    frequency_penalty: float = like(LogitSettings, "frequency_penalty")
-    logprobs: int | None = like(LogitSettings, "logprobs")
-    prompt_logprobs: int | None = like(LogitSettings, "prompt_logprobs")
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: PresencePenalty = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
+    logprobs: Logprobs | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,11 +139,11 @@ class Sampling(LogitOptions):
             temperature 0).
     """
 
-    temperature: float = like(SamplingSettings, "temperature")
-    top_p: float = like(SamplingSettings, "top_p", default=1.0)
-    top_k: int = like(SamplingSettings, "top_k", default=0)
-    min_p: float = like(SamplingSettings, "min_p", default=0.0)
-    seed: int = like(SamplingSettings, "seed")
+    temperature: Temperature = 0.0
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    min_p: MinP = 0.0
+    seed: Seed = 0
     replay: Any = None
 
     def __post_init__(self) -> None:

@@ -12,9 +12,10 @@ import typer
 from longgraft.cli.commands import command
 from longgraft.cli.generate import Answers, print_report
 from longgraft.cli.opening import open_session, say, say_loading
-from longgraft.cli.prompts import PromptOptions, joined
-from longgraft.config.options import Checked, like
-from longgraft.config.settings import Pair, SamplingSettings, Settings, StopSettings
+from longgraft.cli.prompts import joined
+from longgraft.config.answer_settings import SamplingSettings, StopSettings
+from longgraft.config.options import Checked, option
+from longgraft.config.settings import Pair, Settings
 
 chatting = typer.Typer()
 
@@ -29,7 +30,7 @@ HELP = "/clear forgets the conversation, /stats shows what the last answer cost;
 class ChatOptions(Checked):
     """Options for the conversation."""
 
-    system: str | None = like(PromptOptions, "system", help="System message at the beginning")
+    system: str | None = option(None, "System message at the beginning")
 
 
 @dataclass

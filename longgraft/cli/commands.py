@@ -139,7 +139,9 @@ def _annotation(option: Option, default: Any, panel: str) -> Any:
     about: dict[str, Any] = {"help": option.help_text(default), "rich_help_panel": panel}
     if option.kind is bool:
         return Annotated[bool | None, typer.Option(option.switch, **about)]
-    kind = "str" if option.many else next(name for name in METAVARS if name in str(option.kind))
+    kind = "str"
+    if not option.many and (option.many_values or not option.choices):
+        kind = next(name for name in METAVARS if name in str(option.kind))
     wanted: Any = list[str] | None if option.many else str | None
     metavar = option.metavar or METAVARS[kind]
     if option.unit and default is None:  # otherwise, the default says the unit

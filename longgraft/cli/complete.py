@@ -9,16 +9,18 @@ from dataclasses import asdict, dataclass, replace
 from difflib import unified_diff
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from annotated_types import Ge
 
 from longgraft.cli.commands import command
 from longgraft.cli.opening import open_session, say_loading
 from longgraft.cli.prompts import STDIN, read_source
 from longgraft.completion.options import NEXT_EDIT, CompletionOptions
+from longgraft.config.answer_settings import SamplingSettings
 from longgraft.config.options import Checked, option
-from longgraft.config.settings import Pair, SamplingSettings, Settings
+from longgraft.config.settings import Pair, Settings
 
 if TYPE_CHECKING:
     from longgraft.completion.completer import Completion
@@ -37,9 +39,9 @@ class CursorOptions(Checked):
 
     repo: str | None = option(None, "Folder of the repository", metavar="DIR", none="the current folder")
     file: str = option("", "The file, which must be given: a path from the repository, from here, or absolute")
-    line: int | None = option(None, "The cursor's line; 1 is the first", low=1)
-    column: int | None = option(
-        None, "The cursor's column; 1 is before the first character", low=1, none="the line's end"
+    line: Annotated[int, Ge(1)] | None = option(None, "The cursor's line; 1 is the first")
+    column: Annotated[int, Ge(1)] | None = option(
+        None, "The cursor's column; 1 is before the first character", none="the line's end"
     )
     text: str | None = option(
         None,

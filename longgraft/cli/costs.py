@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from annotated_types import Ge, Le
 
 from longgraft.cli.commands import command
 from longgraft.config.method_roles import DEFAULT, HEADLESS
-from longgraft.config.options import Checked, like, option
-from longgraft.config.settings import POSITIONS, Pair, Settings
+from longgraft.config.options import Checked, option
+from longgraft.config.settings import Attention, CacheDType, Device, DType, Pair, Settings, Tokens, Weights
 from longgraft.files.new_paths import new_file
 
 if TYPE_CHECKING:
@@ -26,15 +27,15 @@ PANEL = "Measure"
 class Timing(Checked):
     """Options of a timing."""
 
-    prefixes: tuple[int, ...] = option(
-        (512, 4096, 16384), "Prompt tokens before the passes that are timed", unit="tokens", low=1, high=POSITIONS
+    prefixes: tuple[Tokens, ...] = option(
+        (512, 4096, 16384), "Prompt tokens before the passes that are timed", unit="tokens"
     )
-    seconds: float = option(5.0, "Time for all settings together", unit="seconds", low=0, high=3600)
-    device: str | None = like(Settings, "device")
-    dtype: str | None = like(Settings, "dtype")
-    weights: str = like(Settings, "weights")
-    kv_dtype: str | None = like(Settings, "kv_dtype")
-    attention: str = like(Settings, "attention")
+    seconds: Annotated[float, Ge(0), Le(3600)] = option(5.0, "Time for all settings together", unit="seconds")
+    device: Device = None
+    dtype: DType = None
+    weights: Weights = "auto"
+    kv_dtype: CacheDType = None
+    attention: Attention = "auto"
     out: str | None = option(None, "New file, for --costs", none="they are only printed", metavar="FILE")
 
 

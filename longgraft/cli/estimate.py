@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from annotated_types import Ge, Le
 
 from longgraft.cli.commands import command
 from longgraft.cli.opening import say
@@ -43,8 +44,8 @@ class EstimateOptions(Checked):
         ("zen5", "h100"), "Costs: zen5, zen4, zen3, xeon, h100, or files of the command costs"
     )
     methods: tuple[str, ...] = option(ESTIMATED, "Methods; the sentences are about the first")
-    answers: int = option(200, "Answers that are replayed; of more, a sample", low=1, high=10**6)
-    max_new_tokens: int = option(1024, "Tokens of an answer that count", unit="tokens", low=8, high=10**6)
+    answers: Annotated[int, Ge(1), Le(10**6)] = option(200, "Answers that are replayed; of more, a sample")
+    max_new_tokens: Annotated[int, Ge(8), Le(10**6)] = option(1024, "Tokens of an answer that count", unit="tokens")
     explain: str | None = option(
         None, "Answer whose steps are explained, by its id, for the first method and costs", none="none", metavar="ID"
     )

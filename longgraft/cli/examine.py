@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from annotated_types import Ge, Le
 
 from longgraft.cli.commands import command
 from longgraft.cli.opening import open_session, say_loading
+from longgraft.config.answer_settings import AnswerTokens, SamplingSettings, Temperature
 from longgraft.config.method_roles import DEFAULT, DENSE, HEADLESS, PAPERS
-from longgraft.config.options import Checked, like, option
-from longgraft.config.settings import POSITIONS, Pair, SamplingSettings, Settings, StopSettings
+from longgraft.config.options import Checked, option
+from longgraft.config.settings import CacheDType, Device, DType, Pair, Settings, Tokens, Weights
 from longgraft.files.new_paths import new_file
 
 if TYPE_CHECKING:
@@ -94,11 +96,11 @@ def _described(name: str, method: Method) -> str:
 class MemoryPlan(Checked):
     """The prompt and precision to plan memory for."""
 
-    context: int = option(32768, "Prompt tokens to plan memory for", unit="tokens", low=1, high=POSITIONS)
-    device: str | None = like(Settings, "device")
-    dtype: str | None = like(Settings, "dtype")
-    weights: str = like(Settings, "weights")
-    kv_dtype: str | None = like(Settings, "kv_dtype")
+    context: Tokens = option(32768, "Prompt tokens to plan memory for", unit="tokens")
+    device: Device = None
+    dtype: DType = None
+    weights: Weights = "auto"
+    kv_dtype: CacheDType = None
 
 
 @command(
@@ -125,12 +127,12 @@ def doctor(pair: Pair, plan: MemoryPlan) -> None:
 class CalibrationOptions(Checked):
     """Options of a calibration."""
 
-    rounds: int = option(5, "Warm-up prompts", low=1, high=10**6, source="Graft, Table 4")
-    max_new_tokens: int = like(StopSettings, "max_new_tokens")
+    rounds: Annotated[int, Ge(1), Le(10**6)] = option(5, "Warm-up prompts", source="Graft, Table 4")
+    max_new_tokens: AnswerTokens = 256
     out: str | None = option(None, "New file", none="where `load` looks", metavar="FILE")
-    temperature: float = like(SamplingSettings, "temperature", help="Choose thresholds for this temperature")
-    draft_cost: float | None = option(
-        None, "Cost of a drafted level, as a share of a verification", low=0, none="measured here"
+    temperature: Temperature = option(0.0, "Choose thresholds for this temperature", note="0 is greedy")
+    draft_cost: Annotated[float, Ge(0)] | None = option(
+        None, "Cost of a drafted level, as a share of a verification", none="measured here"
     )
     keep_acceptance: bool = option(False, "Choose the fastest thresholds that accept no less than a dense tree")
 
@@ -188,18 +190,15 @@ def calibrate(
 class Checking(Checked):
     """Options of a check."""
 
-    count: int = option(5, "Most prompts to check", low=1, high=10**6)
-    max_prompt_tokens: int = option(
-        4096, "Longer prompts keep this many of their last tokens", unit="tokens", low=1, high=POSITIONS
-    )
-    max_new_tokens: int = like(StopSettings, "max_new_tokens", default=128)
-    level: str = option(
+    count: Annotated[int, Ge(1), Le(10**6)] = option(5, "Most prompts to check")
+    max_prompt_tokens: Tokens = option(4096, "Longer prompts keep this many of their last tokens", unit="tokens")
+    max_new_tokens: AnswerTokens = 128
+    level: Literal["ids", "bits"] = option(
         "ids",
         "What is compared with plain decoding: ids compares answers; bits compares "
         "logits of random trees, whatever the method",
-        choices=("ids", "bits"),
     )
-    trees: int = option(64, "Random trees per prompt for --level bits", low=1, high=10**6)
+    trees: Annotated[int, Ge(1), Le(10**6)] = option(64, "Random trees per prompt for --level bits")
 
 
 @command(looking, "verify", "longgraft verify --method graft --prompts rows.jsonl --max-new-tokens 128", PANEL)

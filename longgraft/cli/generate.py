@@ -17,9 +17,10 @@ from longgraft.cli.answer_report import print_report
 from longgraft.cli.commands import command
 from longgraft.cli.opening import open_session, say, say_loading, told_reading
 from longgraft.cli.prompts import STDIN, GivenPrompt, PromptOptions
+from longgraft.config.answer_settings import LogitSettings, SamplingSettings, StopSettings
 from longgraft.config.option_files import describe
 from longgraft.config.options import Checked, option
-from longgraft.config.settings import LogitSettings, Machine, Pair, SamplingSettings, Settings, StopSettings
+from longgraft.config.settings import Machine, Pair, Settings
 from longgraft.files.data_files import read_recording
 from longgraft.files.new_paths import new_file
 from longgraft.files.whole_files import RowFile
@@ -87,9 +88,11 @@ class Answers:
         from longgraft.engine.repetition import loops
 
         target = self.session.target
-        resolved = replace(
-            self.settings, device=str(target.device), dtype=str(target.dtype)[6:], attention=target.attention
-        )
+        resolved: dict[str, Any] = {
+            "device": str(target.device),
+            "dtype": target.dtype,
+            "attention": target.attention,
+        }
         report = {
             "text": answer.text,
             "token_ids": answer.token_ids,
@@ -99,7 +102,7 @@ class Answers:
             "seed": self.sampling.seed,
             "finish_reason": answer.finish_reason,
             "loops": loops(answer.token_ids),
-            "settings": asdict(resolved) | self.sampling.described | asdict(self.ends),
+            "settings": asdict(replace(self.settings, **resolved)) | self.sampling.described | asdict(self.ends),
             "stats": answer.stats.as_dict(),
         }
         for name in ("logprobs", "prompt_logprobs"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from annotated_types import Ge, Le
 
 from longgraft.cli.commands import command
 from longgraft.config.method_roles import PLAIN
@@ -33,12 +34,8 @@ class RunOptions(Checked):
         None, "Folder of an interrupted run, to go on with; nothing need be repeated", metavar="FOLDER"
     )
     retry_failures: bool = option(False, "Measure again what failed")
-    workers: int | None = option(
-        None,
-        "Processes, one model replica each; speeds then share the machine",
-        low=1,
-        high=4096,
-        none="1",
+    workers: Annotated[int, Ge(1), Le(4096)] | None = option(
+        None, "Processes, one model replica each; speeds then share the machine", none="1"
     )
     dry_run: bool = option(False, "Print the options as TOML and the plan, and stop")
 

@@ -19,19 +19,41 @@ from longgraft.cli.costs import costing
 from longgraft.cli.estimate import estimating
 from longgraft.cli.examine import looking
 from longgraft.cli.generate import generating
-from longgraft.cli.measure import measuring
 from longgraft.cli.models import models
 from longgraft.cli.prefill import prefilling
 from longgraft.cli.serve import serving
 from longgraft.cli.train import heads, train
 from longgraft.files.file_errors import reason
 
+MEASURING = ("sweep", "ablate", "bench", "diagnose", "plot", "compare", "recordings", "suites")
+ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+def _measuring() -> typer.Typer:
+    """Returns the commands that measure; without the package that does, each says so."""
+    try:
+        from longgraft.cli.measure import measuring
+    except ModuleNotFoundError as error:
+        return _lacking(error)
+    return measuring
+
+
+def _lacking(missing: ModuleNotFoundError) -> typer.Typer:
+    def lacks() -> None:
+        raise missing
+
+    commands = typer.Typer()
+    for name in MEASURING:
+        commands.command(name, hidden=True, context_settings=ANYTHING)(lacks)
+    return commands
+
+
 app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens.",
 )
 # The order of the commands is that in which people first need them.
-for part in (generating, chatting, completing, prefilling, looking, serving, measuring, costing, estimating):
+for part in (generating, chatting, completing, prefilling, looking, serving, _measuring(), costing, estimating):
     app.registered_commands += part.registered_commands
 app.add_typer(models, name="models", rich_help_panel="Answer")
 app.add_typer(corpus, name="corpus", rich_help_panel="Answer")
@@ -72,6 +94,10 @@ def run() -> int | None:
     except BrokenPipeError:  # the reader of our output has gone, so buffered output is dropped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("longgraft."):
+            _fail(str(error))
+        _fail(f"This copy of longgraft lacks {error.name}, which the command needs. Install the whole package.")
     except (ValueError, ImportError) as error:
         _fail(str(error))
     except OSError as error:  # files, hubs out of reach, and our own output

@@ -20,7 +20,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.completion.changes import changes_of, from_root
 from longgraft.completion.cursor import locate
-from longgraft.completion.options import LEAST, NEXT_EDIT, CompletionOptions
+from longgraft.completion.options import LEAST, NEXT_EDIT, CompletionOptions, Layout, Until
 from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
 from longgraft.completion.prompt.next_edit import NextEditLayout
 from longgraft.completion.prompt.stable_order import ANEW, STEADY, place
@@ -306,11 +306,11 @@ def complete(
     column: int | None = None,
     session: Session | None = None,
     text: str | None = None,
-    until: str = "block",
+    until: Until = "block",
     stop: str | Sequence[str] | None = (),
     max_new_tokens: int = 256,
     tokens: int = 8192,
-    layout: str = "auto",
+    layout: Layout = "auto",
     tell: Callable[[str], None] = lambda text: None,
     changes: str = "",
     **options: Any,

@@ -7,13 +7,15 @@ head's config.json, are checked by the same rules.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache, reduce
 from numbers import Integral, Real
 from operator import or_
 from types import MappingProxyType, NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -31,12 +33,7 @@ class Option:
 
     help: str = ""  # what the field means, for --help
     unit: str = ""
-    low: float | None = None  # least of every number in the field
-    high: float | None = None  # largest of every number in the field
-    above: bool = False  # True if `low` itself is excluded
-    below: bool = False  # True if `high` itself is excluded
-    note: str = ""  # what a number of the range stands for
-    choices: tuple[str, ...] = ()  # all texts that are allowed
+    note: str = ""  # what one of the allowed numbers stands for
     none: str = ""  # meaning of None
     source: str = ""  # source of the default
     flag: str = ""  # the command line flag, if it is not derived from the name
@@ -44,8 +41,26 @@ class Option:
     metavar: str = ""  # placeholder of the value in --help
     many: bool = False  # True if the flag is repeated instead of taking a comma-separated list
     name: str = ""
-    kind: Any = Any
+    hint: Any = Any  # the type with its limits
     default: Any = None
+
+    @property
+    def kind(self) -> Any:
+        """The type without its limits."""
+        return _bare(self.hint)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All texts that are allowed; () if it is no choice of texts."""
+        kind = _inner(self.kind)
+        if get_origin(kind) is tuple:
+            kind = get_args(kind)[0]
+        return get_args(kind) if get_origin(kind) is Literal else ()
+
+    @property
+    def many_values(self) -> bool:
+        """True if its value is a list."""
+        return get_origin(_inner(self.kind)) is tuple
 
     @property
     def switch(self) -> str:
@@ -55,11 +70,10 @@ class Option:
     @property
     def wanted(self) -> str:
         """Describes in words what a value must be."""
-        words = in_words(self.kind)
         if self.choices:
-            start = f"{words} of" if words.startswith("a list") else "one of"
+            start = "a list, each one of" if self.many_values else "one of"
             return f"{start} {', '.join(self.choices)}"
-        words += self.bounds
+        words = in_words(self.kind) + self.bounds
         if self.unit:
             words += f" ({self.unit})"
         if self.note:
@@ -70,9 +84,11 @@ class Option:
         """Returns help, choices, range, note and default, for --help."""
         parts = [self.help]
         if self.choices:
-            one = "one or more of" if get_origin(self.kind) is tuple else "one of"
+            one = "one or more of" if self.many_values else "one of"
             parts.append(f"{one} {', '.join(self.choices)}")
-        if self.high is not None and self.high <= SHOWN:
+        limits = _limits(self.hint)
+        most = limits.get("le", limits.get("lt"))
+        if most is not None and most <= SHOWN:
             parts.append(self.bounds.strip(", "))
         parts.append(self.note)
         value = str(default)
@@ -91,35 +107,30 @@ class Option:
     @property
     def bounds(self) -> str:
         """The range in words; "" without one."""
-        if self.low is None and self.high is None:
-            return ""
-        if self.high is None:
-            if self.above:
-                return f" above {self.low:,}"
-            return f", {self.low:,} or more"
-        if self.above:
-            return f" above {self.low:,}, at most {self.high:,}"
-        if self.low is None:
-            return f", at most {self.high:,}"
-        to = "to below" if self.below else "to"
-        return f" from {self.low:,} {to} {self.high:,}"
+        limits = {name: f"{limit:,}" for name, limit in _limits(self.hint).items()}
+        match limits:
+            case {"ge": low, "le": high}:
+                return f" from {low} to {high}"
+            case {"ge": low, "lt": high}:
+                return f" from {low} to below {high}"
+            case {"gt": low, "le": high}:
+                return f" above {low}, at most {high}"
+            case {"ge": low}:
+                return f", {low} or more"
+            case {"gt": low}:
+                return f" above {low}"
+            case {"le": high}:
+                return f", at most {high}"
+        return ""
 
     def check(self, value: Any, name: str = "") -> None:
         """Raises ValueError if a value is of another type or out of range; name: what the error calls it."""
-        if not _fits(value, self.kind):
+        try:
+            _type(self.hint).validate_python(value, strict=True)
+        except ValueError:  # pydantic's ValidationError is one
+            if self.choices:
+                self._refuse_unknown(value, name)
             self._refuse(value, name)
-        for part in _leaves(value):
-            if self.choices and isinstance(part, str) and part not in self.choices:
-                known = ", ".join(self.choices)
-                raise ValueError(f"{name or self.name}: {shortened(part)} is unknown. Known: {known}.")
-            if isinstance(part, (int, float)) and not isinstance(part, bool) and not self._holds(part):
-                self._refuse(value, name)
-
-    def _holds(self, number: float) -> bool:
-        """Returns True if a number is in the range."""
-        over = self.low is None or number > self.low or (number == self.low and not self.above)
-        under = self.high is None or number < self.high or (number == self.high and not self.below)
-        return over and under
 
     def read(self, value: Any) -> Any:
         """Converts a file's value to the field's type.
@@ -153,31 +164,34 @@ class Option:
             return str(value).lower()
         return str(value)
 
+    def _refuse_unknown(self, value: Any, name: str) -> None:
+        """Raises ValueError for a text that is no choice."""
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and text not in self.choices:
+                known = ", ".join(self.choices)
+                raise ValueError(f"{name or self.name}: {shortened(text)} is unknown. Known: {known}.") from None
+
     def _refuse(self, value: Any, name: str = "") -> Any:
         shown = "missing" if value is None else shortened(value)
         raise ValueError(f"{name or self.name} is {shown}; it must be {self.wanted}.")
 
 
-# Types for fields that need no help text: sizes, lengths and counts; shares of a whole; anything above 0.
-Count = Annotated[int, Option(low=1, high=2**31)]
-Share = Annotated[float, Option(low=0, high=1)]
-Positive = Annotated[float, Option(low=0, above=True)]
+# Types of fields.  A field needs no help text if it is no option for people.
+Count = Annotated[int, Ge(1), Le(2**31)]
+Share = Annotated[float, Ge(0), Le(1)]
+Positive = Annotated[float, Gt(0)]
 
 
 def option(default: Any, help: str, **about: Any) -> Any:
-    """Makes a dataclass field with a description; about: further fields of `Option`."""
-    return _field(Option(help=help, default=default, **about))
+    """Makes a dataclass field with a description; about: further fields of `Option`.
 
-
-def like(group: type, name: str, **changes: Any) -> Any:
-    """Makes a copy of another group's option, with changes."""
-    return _field(replace(options(group)[name], **changes))
-
-
-def _field(described: Option) -> Any:
-    if isinstance(described.default, dict):
-        return field(default_factory=lambda: dict(described.default), metadata={KEY: described})
-    return field(default=described.default, metadata={KEY: described})
+    A type may also bring its description, as in `Annotated[int, Ge(1), Option("Draft forwards per step at most")]`, so
+    that several groups have the same option.
+    """
+    described = {KEY: Option(help, **about)}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=described)
+    return field(default=default, metadata=described)
 
 
 def options(group: Any) -> Mapping[str, Option]:
@@ -191,8 +205,11 @@ def _options(group: Any) -> Mapping[str, Option]:
     described = {}
     for each in fields(group):
         hint = hints[each.name]
-        known = each.metadata.get(KEY) or _limits(hint)
-        described[each.name] = replace(known, name=each.name, kind=_bare(hint))
+        known = each.metadata.get(KEY) or _description(hint)
+        default = each.default
+        if each.default_factory is not MISSING:
+            default = each.default_factory()
+        described[each.name] = replace(known, name=each.name, hint=hint, default=default)
     return MappingProxyType(described)
 
 
@@ -222,7 +239,7 @@ def as_number(value: Any) -> Any:
 
 def checked(value: Any, kind: Any, name: str) -> Any:
     """Returns a foreign file's value as this type, such as `Count | None`; raises ValueError if it does not fit."""
-    described = replace(_limits(kind), name=name, kind=_bare(kind))
+    described = Option(name=name, hint=kind)
     converted = described.read(value)
     described.check(converted)
     return converted
@@ -267,19 +284,40 @@ def size(text: str) -> int:
     return round(float(number) * SIZES[unit.lower()])
 
 
-def _limits(kind: Any) -> Option:
-    """Returns the limits of an Annotated type, also of one that may be None."""
-    annotated = (part for part in (kind, *get_args(kind)) if get_origin(part) is Annotated)
-    return next((part.__metadata__[0] for part in annotated), Option())
+def _metadata(hint: Any) -> Iterator[Any]:
+    """Yields all that is said about a type and its parts, the outermost first."""
+    if get_origin(hint) is Annotated:
+        yield from hint.__metadata__
+        yield from _metadata(hint.__origin__)
+    elif get_origin(hint) is not Literal:
+        for part in get_args(hint):
+            yield from _metadata(part)
 
 
-def _bare(kind: Any) -> Any:
-    """Returns the type without its limits."""
-    if get_origin(kind) is Annotated:
-        return kind.__origin__
-    if get_origin(kind) in (Union, UnionType):
-        return reduce(or_, map(_bare, get_args(kind)))
-    return kind
+def _description(hint: Any) -> Option:
+    """Returns the description that a type brings, or else an empty one."""
+    return next((part for part in _metadata(hint) if isinstance(part, Option)), Option())
+
+
+def _limits(hint: Any) -> dict[str, Any]:
+    """Returns the limits of all numbers of a type, by their names in pydantic: ge, gt, le and lt."""
+    limits: dict[str, Any] = {}
+    for part in _metadata(hint):
+        if isinstance(part, (Ge, Gt, Le, Lt)):
+            limits |= asdict(part)
+    return limits
+
+
+def _bare(hint: Any) -> Any:
+    """Returns the type without what is said about it."""
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _bare(hint.__origin__)
+    if origin in (Union, UnionType):
+        return reduce(or_, map(_bare, get_args(hint)))
+    if origin in (tuple, list, dict):
+        return origin[tuple(map(_bare, get_args(hint)))]
+    return hint
 
 
 def _inner(kind: Any) -> Any:
@@ -290,27 +328,12 @@ def _inner(kind: Any) -> Any:
 
 
 @cache
-def _type(kind: Any) -> TypeAdapter:
+def _type(hint: Any) -> TypeAdapter:
     from pydantic import ConfigDict, TypeAdapter  # only here, because help needs none
 
-    if is_dataclass(kind):
-        return TypeAdapter(kind)
-    return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Returns True if a value has this very type; a whole number is a float, too."""
-    try:
-        _type(kind).validate_python(value, strict=True)
-    except ValueError:  # pydantic's ValidationError is one
-        return False
-    return True
-
-
-def _leaves(value: Any) -> list[Any]:
-    if not isinstance(value, tuple):
-        return [value]
-    return [leaf for part in value for leaf in _leaves(part)]
+    if is_dataclass(hint):
+        return TypeAdapter(hint)
+    return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
 
 
 def _read(value: Any, kind: Any, name: str) -> Any:

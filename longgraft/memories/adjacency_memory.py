@@ -8,12 +8,13 @@ Sources: Graft (arXiv 2605.20104, Eq. 12, 14), Token Recycling (2408.08696).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from longgraft.memories.adjacency import AdjacencyMatrix
+from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Walked, Wants
 from longgraft.runtime.clock import Clock
@@ -88,44 +89,57 @@ class MatrixWrites:
         self.matrix.restore(snapshot)
 
 
+@dataclass(frozen=True)
+class MatrixKind:
+    """The properties by which adjacency matrices differ; methods that ask for equal ones share a memory.
+
+    Attributes:
+        warm: Each request starts from the calibration's rows, if any.
+        unseen: Id in the rows of tokens that were not seen.
+        shared: All lanes of the engine write to one matrix.
+        seeded: Prompt positions write rows; Token Recycling's do not.
+        in_order: Write in the tree's row order (Token Recycling); False: the worst nodes first, the accepted path last.
+        lasting: Rows outlive the request.
+    """
+
+    warm: bool = True
+    unseen: int = UNSEEN
+    shared: bool = False
+    seeded: bool = True
+    in_order: bool = False
+    lasting: bool = False
+
+
 class AdjacencyMemory(Memory):
     """The adjacency matrix as a memory.
 
     Args:
+        writes: The matrix.  If memories of requests that run at once share it, a request starts from the snapshot only
+            if it runs alone.
         snapshot: Warm rows [V + 1, K] that each request starts from; None: empty rows.
-        lasting: True if rows outlive the request.
-        seeded: True if prompt positions write rows; Token Recycling's do not.
-        in_order: Write in the tree's row order (Token Recycling); False: the worst nodes first, the accepted path last.
         clock: What measures the parts of a step.
         regions: If they are fixed, passes of fixed shape are written at once, on the device.
-        writes: Shared by the memories of requests that run at once: a request starts from the snapshot only
-            if it runs alone; None: the matrix is this memory's own.
     """
 
     name = "matrix"
 
     def __init__(
         self,
-        matrix: AdjacencyMatrix,
-        *,
+        writes: MatrixWrites,
+        kind: MatrixKind = MatrixKind(),
         snapshot: Tensor | None = None,
-        lasting: bool = False,
-        seeded: bool = True,
-        in_order: bool = False,
         clock: Clock | None = None,
         regions: Regions = EAGER,
-        writes: MatrixWrites | None = None,
     ) -> None:
-        self._matrix = matrix
+        self._matrix = writes.matrix
         self.snapshot = snapshot
         self.regions = regions
-        self.lasting = lasting
-        self.seeded = seeded
-        self.in_order = in_order
+        self.lasting = kind.lasting
+        self.kind = kind
         self.clock = clock or Clock()
-        self.wants = Wants(topk=matrix.width)
+        self.wants = Wants(topk=writes.matrix.width)
         self._predictions: tuple[Rows, ...] = ()  # what was filled in
-        self._writes = writes or MatrixWrites(matrix)
+        self._writes = writes
         self._number = self._writes.join(snapshot)
 
     @property
@@ -161,7 +175,7 @@ class AdjacencyMemory(Memory):
         self._predictions += ((firsts, rows),)
 
     def observe(self, seen: Observation) -> None:
-        if seen.prompt and not self.seeded:
+        if seen.prompt and not self.kind.seeded:
             return
         if seen.walked is not None:
             return self._observe_walked(seen.walked)
@@ -172,7 +186,7 @@ class AdjacencyMemory(Memory):
         rejected = 0
         if seen.ranked is not None:
             tokens = tokens[seen.ranked]
-        elif not (seen.prompt or self.in_order):
+        elif not (seen.prompt or self.kind.in_order):
             order = _worst_first(seen)
             tokens = tokens[order]
             topk = topk[sent(order, topk.device)]
@@ -192,7 +206,7 @@ class AdjacencyMemory(Memory):
         tree = walked.tree
         topk = walked.topk
         assert topk is not None
-        if self.in_order:
+        if self.kind.in_order:
             rows = len(tree.tokens)
             order = torch.arange(rows, device=topk.device)
         else:

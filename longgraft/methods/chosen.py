@@ -1,4 +1,4 @@
-"""The chosen method; settings in a method's name, `method+setting=value`, are its choices and `MethodSettings`."""
+"""The chosen method; settings in a method's name, `method+setting=value`, are its choices and `OF_A_VARIANT`."""
 
 from __future__ import annotations
 
@@ -6,30 +6,38 @@ from dataclasses import replace
 from typing import Any
 
 from longgraft.config.method_syntax import joined, split
-from longgraft.config.options import options
-from longgraft.config.settings import Drafting, MethodSettings, Retrieving, Settings
+from longgraft.config.options import Option, options
+from longgraft.config.settings import Drafting, Retrieving, Settings
 from longgraft.methods.find import Method, find
 from longgraft.methods.find import known as every
 from longgraft.methods.needs import check_given
 
+# These may stand behind a method's name, too.  thresholds and warm name calibrations of a sweep, and "none"
+# is the empty one.
+OF_A_VARIANT = {
+    "budget": options(Settings)["budget"],
+    "thresholds": Option("Thresholds of this calibration", name="thresholds", hint=str),
+    "warm": Option("The matrix begins with this calibration's rows", name="warm", hint=str),
+}
+
 
 def own_settings(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns (the method's name with its own choices, values of `MethodSettings` by field).
+    """Returns (the method's name with its own choices, values of `OF_A_VARIANT` by name).
 
     Raises:
         ValueError: a setting is unknown, out of range, or not read by this method.
     """
     bare, texts = split(name)
-    method, known = find(bare), options(MethodSettings)
+    method = find(bare)
     choices = {one.name: texts[one.name] for one in method.own if one.name in texts}
     others = {key: text for key, text in texts.items() if key not in choices}
     try:
         method.choosing(choices)
         for key, text in others.items():
             _check_known(key, text, method)
-        values = {key: known[key].parse(text) for key, text in others.items()}
+        values = {key: OF_A_VARIANT[key].parse(text) for key, text in others.items()}
         for key, value in values.items():
-            known[key].check(value)
+            OF_A_VARIANT[key].check(value)
     except ValueError as error:
         raise ValueError(f"{name!r}: {error}") from error
     return joined(bare, choices), values
@@ -37,10 +45,10 @@ def own_settings(name: str) -> tuple[str, dict[str, Any]]:
 
 def _check_known(key: str, text: str, method: Method) -> None:
     """Raises ValueError if a setting is unknown, has no value, or is not read by the method."""
-    known, bounds = options(MethodSettings), {**options(Drafting), **options(Retrieving)}
-    if not text or (key not in known and key not in bounds):
+    bounds = {**options(Drafting), **options(Retrieving)}
+    if not text or (key not in OF_A_VARIANT and key not in bounds):
         settings = ", ".join(
-            [f"{key}={'NAME' if one.kind is str else 'NUMBER'}" for key, one in known.items()]
+            [f"{key}={'NAME' if one.kind is str else 'NUMBER'}" for key, one in OF_A_VARIANT.items()]
             + [f"{one.name}=..." for one in method.own]
         )
         raise ValueError(f"{f'{key}={text}'!r} is no setting. Known: {settings}.")

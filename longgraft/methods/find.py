@@ -11,7 +11,7 @@ from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from longgraft.config.method_syntax import split
 from longgraft.methods.combinators import WithinBudget
@@ -19,16 +19,25 @@ from longgraft.methods.method import BUDGET, Method
 from longgraft.methods.needs import Missing
 from longgraft.methods.parts import Parts
 from longgraft.methods.registry import CORE
-from longgraft.methods.summaries import check_method_name, registered
+from longgraft.methods.summaries import ENTRY_POINTS, GROUP, INTERFACE, check_method_name, registered
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.verifier import Verifier
 
 __all__ = ["BUDGET", "CORE", "Method", "build", "find", "installed", "known", "verifies", "zoo"]
 
+T = TypeVar("T")
+
 
 def _loaded(points: Iterable[EntryPoint], before: Mapping[str, Method]) -> dict[str, Method]:
     found: dict[str, Method] = {}
     for point in points:
+        if point.group != ENTRY_POINTS:
+            version = point.group.removeprefix(GROUP).removeprefix(".v") or "1"
+            raise ValueError(
+                f"Method {point.name!r}, registered by an installed package as {point.value!r}, was made for version "
+                f"{version} of the interface of methods, and this longgraft has version {INTERFACE}: install a release "
+                f"for version {INTERFACE}, or change it as CHANGELOG.md says."
+            )
         try:
             method = as_method(point.load(), point.name)
         except (ImportError, AttributeError, ValueError) as error:
@@ -159,6 +168,7 @@ def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -
 
     Raises:
         Missing: something that the method needs was not given.
+        ValueError: the method was made for another version of the interface.
     """
     method = find(what)
     if missing := [need.clause for need in method.needs if need.name not in parts.given]:
@@ -170,11 +180,24 @@ def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -
     if method.source:
         other = find(method.source, method.bounds)
         source = WithinBudget(build(other, parts), other.budget)
-    parts = replace(parts, choices=method.choices, source=source)
-    return method.adaptive(parts) if adaptive and method.adaptive is not None else method.build(parts)
+    make = method.adaptive if adaptive and method.adaptive is not None else method.build
+    return _made(method, make, replace(parts, choices=method.choices, source=source))
 
 
 def verifies(what: str | Method | Proposer, parts: Parts) -> Callable[[Verifier], Verifier]:
     """Returns the function by which the method changes a request's verifier; parts: the parts of its proposer."""
     method = find(what)
-    return method.verifies(replace(parts, choices=method.choices))
+    return _made(method, method.verifies, replace(parts, choices=method.choices))
+
+
+def _made(method: Method, make: Callable[[Parts], T], parts: Parts) -> T:
+    """Calls a method's function; raises ValueError if it was made for parts of another version."""
+    try:
+        return make(parts)
+    except AttributeError as error:
+        if error.obj is not parts:
+            raise
+        raise ValueError(
+            f"Method {method.name!r} reads `parts.{error.name}`, which version {INTERFACE} of the interface of methods "
+            "does not have; CHANGELOG.md says how to change a method that was made for version 1."
+        ) from error

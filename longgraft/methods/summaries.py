@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,9 @@ from longgraft.config.method_syntax import split
 if TYPE_CHECKING:
     from longgraft.methods.method import Method
 
-ENTRY_POINTS = "longgraft.methods"  # the group under which packages register a `Method`
+INTERFACE = 2  # version of the interface of methods: `Method` and what its `build` is given
+GROUP = "longgraft.methods"  # the group of version 1, with which the names of later ones begin
+ENTRY_POINTS = f"{GROUP}.v{INTERFACE}"  # the group under which packages register a `Method`
 PACKAGE = "longgraft"
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"  # in a checkout
 FILE = Path(__file__).with_suffix(".json")
@@ -56,10 +59,17 @@ class Summary:
 def registered() -> tuple[list[EntryPoint], list[EntryPoint]]:
     """Returns the entry points of (this package, other installed packages).
 
-    Those of a checkout are read from its pyproject.toml, so that it need not be installed.
+    Those of a checkout are read from its pyproject.toml, so that it need not be installed.  Entry points for other
+    versions of the interface are among them, unless their package has some for this version, too.
     """
-    points = list(entry_points(group=ENTRY_POINTS))
-    own = [point for point in points if point.dist is not None and point.dist.name == PACKAGE]
+    known = entry_points()
+    package = attrgetter("dist.name")
+    points = list(known.select(group=ENTRY_POINTS))
+    fitting = set(map(package, points))
+    for group in sorted(known.groups):
+        if group == GROUP or group.startswith(f"{GROUP}.v"):
+            points += [point for point in known.select(group=group) if package(point) not in fitting]
+    own = [point for point in points if package(point) == PACKAGE]
     others = [point for point in points if point not in own]
     project = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {}) if PROJECT.exists() else {}
     if project.get("name") == PACKAGE:

@@ -6,11 +6,14 @@ import ipaddress
 import re
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from longgraft.config.options import KEY, Checked, Option, option
 
 KEY_VARIABLE = "LONGGRAFT_API_KEY"
-POLICIES = ("allow", "escape", "refuse")
+Policy = Literal["allow", "escape", "refuse"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,9 @@ class Serving(Checked):
     """
 
     host: str = option("127.0.0.1", "Address to listen on; require a key if other machines can reach it")
-    port: int = option(8012, "Port to listen on; 0: any that is free", low=0, high=65535, source="llama.vim's")
+    port: Annotated[int, Ge(0), Le(65535)] = option(
+        8012, "Port to listen on; 0: any that is free", source="llama.vim's"
+    )
     # Not in the repr, which ends up in logs and tracebacks.
     api_key: str | None = field(
         default=None,
@@ -45,46 +50,37 @@ class Serving(Checked):
         many=True,
         metavar="NAME",
     )
-    max_running: int = option(
-        8,
-        "Requests that are answered at once; further ones wait",
-        unit="requests",
-        low=1,
-        high=256,
+    max_running: Annotated[int, Ge(1), Le(256)] = option(
+        8, "Requests that are answered at once; further ones wait", unit="requests"
     )
-    queue: int = option(
-        16, "Requests that may wait; further ones are refused with 429", unit="requests", low=0, high=4096
+    queue: Annotated[int, Ge(0), Le(4096)] = option(
+        16, "Requests that may wait; further ones are refused with 429", unit="requests"
     )
-    max_prompt_tokens: int | None = option(
-        None, "Longest prompt of a request", unit="tokens", low=1, none="what the model allows"
+    max_prompt_tokens: Annotated[int, Ge(1)] | None = option(
+        None, "Longest prompt of a request", unit="tokens", none="what the model allows"
     )
-    max_answer_tokens: int = option(
-        4096, "Longest answer of a request; higher limits are lowered to it", unit="tokens", low=1, high=2**20
+    max_answer_tokens: Annotated[int, Ge(1), Le(2**20)] = option(
+        4096, "Longest answer of a request; higher limits are lowered to it", unit="tokens"
     )
-    max_body: int = option(16, "Largest body of a request", unit="MiB", low=1, high=4096)
-    max_seconds: float | None = option(
-        None, "Time for decoding one answer, which then ends as it is", unit="seconds", low=0.001, none="no limit"
+    max_body: Annotated[int, Ge(1), Le(4096)] = option(16, "Largest body of a request", unit="MiB")
+    max_seconds: Annotated[float, Ge(0.001)] | None = option(
+        None, "Time for decoding one answer, which then ends as it is", unit="seconds", none="no limit"
     )
-    beat: float = option(
-        5.0, "Time between comments on a stream that has nothing else to send", unit="seconds", low=0.01, high=3600
+    beat: Annotated[float, Ge(0.01), Le(3600)] = option(
+        5.0, "Time between comments on a stream that has nothing else to send", unit="seconds"
     )
     # Clients keep idle connections for up to 90 s (Go's, reqwest's), gateways for 60 s. If the server closed one first,
     # a request that is just being sent would fail.
-    keep_alive: int = option(
-        120, "Time for which a connection without a request stays open", unit="seconds", low=1, high=86400
+    keep_alive: Annotated[int, Ge(1), Le(86400)] = option(
+        120, "Time for which a connection without a request stays open", unit="seconds"
     )
-    drain_timeout: float = option(
-        30.0,
-        "Time after SIGTERM for requests that run or wait; what is left is cut off",
-        unit="seconds",
-        low=0.0,
-        high=86400,
+    drain_timeout: Annotated[float, Ge(0.0), Le(86400)] = option(
+        30.0, "Time after SIGTERM for requests that run or wait; what is left is cut off", unit="seconds"
     )
     metrics_prefix: str = option("longgraft:", "Prefix of the names at /metrics; vllm: if a gateway reads vLLM's names")
-    log_requests: str | None = option(
+    log_requests: Literal["on", "off"] | None = option(
         None,
         "Write a line about each request to stderr: path, status, tokens and seconds; no prompts and no keys",
-        choices=("on", "off"),
         none="on if stderr is a terminal",
     )
     otlp_endpoint: str | None = option(
@@ -93,11 +89,10 @@ class Serving(Checked):
         none="no traces",
         metavar="URL",
     )
-    special_tokens_in_content: str = option(
+    special_tokens_in_content: Policy = option(
         "escape",
         "What to do with special tokens that messages and tools spell: encode them as text (escape), let "
         "them count as tokens (allow), or refuse the request",
-        choices=POLICIES,
     )
     model_name: str | None = option(None, "Name of the model for clients", none="its own")
 
@@ -146,7 +141,9 @@ class Replicas(Checked):
         metavar="ADDRESS",
         none="no cluster; the model is loaded here",
     )
-    replicas: int | None = option(None, "Number of replicas", low=1, high=4096, none="one per GPU, else per node")
+    replicas: Annotated[int, Ge(1), Le(4096)] | None = option(
+        None, "Number of replicas", none="one per GPU, else per node"
+    )
     autoscale: str | None = option(
         None,
         "Fewest and most replicas; their number follows the running requests",

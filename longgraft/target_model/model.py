@@ -51,7 +51,7 @@ UNSEEN = re.compile(
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class Target:
     """A model that decodes.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from longgraft.config.options import Checked, like, option
+from longgraft.config.options import Checked, option
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
 from longgraft.protocol.proposer import Ask
@@ -19,7 +21,7 @@ from longgraft.trees.tree import ProposalTree
 from longgraft.trees.trie import Trie
 from longgraft.zoo.anchors import Anchors, anchors, states
 from longgraft.zoo.hidden_states import HiddenStates
-from longgraft.zoo.pld_plus import PldPlusChoices
+from longgraft.zoo.pld_plus import ComparedLayer
 
 
 @dataclass(frozen=True)
@@ -134,18 +136,18 @@ class AdaPld:
 class AdaPldChoices(Checked):
     """Choices of `adapld`."""
 
-    length: int = option(30, "Tokens copied at most", low=1, source="AdaPLD")
-    branches: int = option(4, "Branches: most probable tokens at the anchor", low=0, high=64, source="2 to 8 in AdaPLD")
+    length: Annotated[int, Ge(1)] = option(30, "Tokens copied at most", source="AdaPLD")
+    branches: Annotated[int, Ge(0), Le(64)] = option(
+        4, "Branches: most probable tokens at the anchor", source="2 to 8 in AdaPLD"
+    )
     successors: bool = option(True, "Follow each branch by one more token", source="AdaPLD")
-    likeness: float | None = option(
+    likeness: Annotated[float, Ge(-1), Le(1)] | None = option(
         0.55,
         "Least cosine of embeddings for another token to be an anchor",
-        low=-1,
-        high=1,
         none="the token alone",
         source="docs/methods.md",
     )
-    layer: int | None = like(PldPlusChoices, "layer")
+    layer: ComparedLayer = None
 
 
 def adapld(p: Parts) -> AdaPld:

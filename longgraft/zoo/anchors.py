@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from longgraft.memories.token_history import TokenHistory, unbroken
+from longgraft.methods.building import history
 from longgraft.methods.parts import Parts
 from longgraft.methods.registry.suffix import occurrences
 from longgraft.prefill.chunked import last_occurrences
@@ -108,9 +109,9 @@ def anchors(p: Parts, never: frozenset[int] = frozenset()) -> Anchors:
         layer = round(depth * (OF_QWEN3 if p.target.config.model_type.startswith("qwen3") else USUAL))
     if layer >= depth:
         raise ValueError(f"layer is {layer}, and {p.target.name} has layers 0 to {depth - 1}. Choose one of them.")
-    return Anchors(p.history(), states(p, layer), never)
+    return Anchors(history(p), states(p, layer), never)
 
 
 def states(p: Parts, layer: int | None) -> HiddenStates:
     """A layer's inputs at all positions; None: the final norm's outputs."""
-    return p.one(("states", layer), lambda: HiddenStates(layer))
+    return p.once(("states", layer), lambda: HiddenStates(layer))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting
 from longgraft.drafters.pruning import mass
+from longgraft.methods.building import drafter
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.protocol.pruning import Level, Verdict
@@ -33,11 +37,9 @@ class DDDPolicy:
 class DDDChoices(Drafting):
     """Choices of `ddd`."""
 
-    threshold: float = option(
+    threshold: Annotated[float, Ge(-100), Le(0)] = option(
         -1.5,
         "Log-probability that the beam must hold after 5 and after 7 expansions",
-        low=-100,
-        high=0,
         source="docs/choices.md, dynamic trees",
     )
 
@@ -46,7 +48,7 @@ METHOD = Method(
     "ddd",
     "stops after 5 or 7 expansions where the beam carries too little probability",
     "Dynamic Depth Decoding (arXiv 2409.00142)",
-    lambda p: p.drafter(DDDPolicy(p.choices.threshold, beam=p.choices.top_k)),
+    lambda p: drafter(p, DDDPolicy(p.choices.threshold, beam=p.choices.top_k)),
     (HEAD,),
     choices=DDDChoices(),
 )

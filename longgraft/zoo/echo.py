@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
+from typing import Annotated
 
-from longgraft.config.options import option
+from annotated_types import Ge, Le
+
+from longgraft.config.options import Share, option
 from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Filled, Gates
+from longgraft.methods.building import drafter
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -159,22 +163,18 @@ class EchoDrafter:
 class EchoChoices(Drafting):
     """Choices of `echo`."""
 
-    depths: tuple[int, ...] = option(
-        (1, 3, 5), "Expansions after which there is a gate", low=0, high=63, source="docs/choices.md, dynamic trees"
+    depths: tuple[Annotated[int, Ge(0), Le(63)], ...] = option(
+        (1, 3, 5), "Expansions after which there is a gate", source="docs/choices.md, dynamic trees"
     )
-    taus: tuple[float, ...] = option(
+    taus: tuple[Share, ...] = option(
         (0.09, 0.07, 0.11),
         "Probability of the best path up to which each gate is closed",
-        low=0,
-        high=1,
         source="docs/choices.md, dynamic trees",
     )
-    pass_nodes: int | None = option(
+    pass_nodes: Annotated[int, Ge(1), Le(4096)] | None = option(
         None,
         "Nodes of all requests that share a pass, roots included",
         unit="nodes",
-        low=1,
-        high=4096,
         none="the budget of one request",
         source="ECHO, K_max",
     )
@@ -189,8 +189,9 @@ def build(parts: Parts) -> EchoDrafter:
     """A gated tree for a request alone, and for the requests of a pass one budget that their gates divide."""
     chosen = parts.choices
     gates = Gates(dict(zip(chosen.depths, chosen.taus, strict=True)))
-    together = parts.of_engine(("echo", chosen), lambda: PlannedTogether("echo's plan", EchoPlanner(chosen.pass_nodes)))
-    return EchoDrafter(parts.drafter(Filled(gates)), gates, together)
+    planner = EchoPlanner(chosen.pass_nodes)
+    together = parts.once_per_engine(("echo", chosen), lambda: PlannedTogether("echo's plan", planner))
+    return EchoDrafter(drafter(parts, Filled(gates)), gates, together)
 
 
 METHOD = Method(

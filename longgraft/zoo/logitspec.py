@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from longgraft.memories.token_history import TokenHistory, unbroken
+from longgraft.methods.building import history
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
 from longgraft.protocol.memory import Memory
@@ -232,8 +233,8 @@ def longest(keys: np.ndarray, pooled: np.ndarray, count: int) -> np.ndarray:
 
 def logitspec(p: Parts) -> LogitSpec:
     """LogitSpec over the history and the last top-k."""
-    topk = p.one(("last top-k", WIDTH), lambda: LastTopK(WIDTH))
-    return LogitSpec(p.history(), topk, p.target.vocab_size, clock=p.clock)
+    topk = p.once(("last top-k", WIDTH), lambda: LastTopK(WIDTH))
+    return LogitSpec(history(p), topk, p.target.vocab_size, clock=p.clock)
 
 
 METHOD = Method(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from longgraft.config.options import Checked, option
@@ -192,9 +193,11 @@ class Lookahead:
 class LookaheadChoices(Checked):
     """Choices of `lookahead`; a full tree has (ngram - 1) (columns + guesses) nodes."""
 
-    ngram: int = option(5, "Tokens of an n-gram, its first one included", low=2, source="the authors' 7B")
-    columns: int = option(7, "Columns of the window; 0: n-grams alone", low=0, source="the authors' 7B")
-    guesses: int = option(7, "N-grams kept and verified of each first token", low=1, source="the authors' 7B")
+    ngram: Annotated[int, Ge(2)] = option(5, "Tokens of an n-gram, its first one included", source="the authors' 7B")
+    columns: Annotated[int, Ge(0)] = option(7, "Columns of the window; 0: n-grams alone", source="the authors' 7B")
+    guesses: Annotated[int, Ge(1)] = option(
+        7, "N-grams kept and verified of each first token", source="the authors' 7B"
+    )
     from_prompt: bool = option(False, "Take n-grams also from the prompt and the answer", source="POOL_FROM_PROMPT")
 
 
@@ -202,7 +205,7 @@ def lookahead(p: Parts) -> Lookahead:
     """Lookahead decoding with trajectories of the chosen shape."""
     chosen: LookaheadChoices = p.choices
     shape = chosen.ngram, chosen.columns, chosen.guesses, chosen.from_prompt
-    return Lookahead(p.one(("trajectories", *shape), lambda: Trajectories(*shape)), p.clock)
+    return Lookahead(p.once(("trajectories", *shape), lambda: Trajectories(*shape)), p.clock)
 
 
 METHOD = Method(

@@ -7,8 +7,10 @@ reading the weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Le
 
 from longgraft.config.options import Checked, option
 from longgraft.methods.method import Method
@@ -63,14 +65,15 @@ class MagicDecDrafter:
 class MagicDecChoices(Checked):
     """Choices of `magicdec`."""
 
-    rows: int = option(
-        512, "Rows kept of each head's cache", unit="rows", low=40, high=1_000_000, source="the paper has 257 to 4,097"
+    rows: Annotated[int, Ge(40), Le(1_000_000)] = option(
+        512, "Rows kept of each head's cache", unit="rows", source="the paper has 257 to 4,097"
     )
-    drafts: int = option(4, "Drafted tokens a step", unit="tokens", low=1, high=64, source="the paper has 3 to 7")
-    keep: str = option(
+    drafts: Annotated[int, Ge(1), Le(64)] = option(
+        4, "Drafted tokens a step", unit="tokens", source="the paper has 3 to 7"
+    )
+    keep: Literal["attended", "recent"] = option(
         "attended",
         "Kept rows: those that the prompt's end attends to, or sinks and the newest",
-        choices=("attended", "recent"),
         source="SnapKV, StreamingLLM",
     )
 

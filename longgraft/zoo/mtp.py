@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
 
 from longgraft.budget.node_ranking import RankedProposer
-from longgraft.config.options import Checked, like, option
-from longgraft.config.settings import Drafting
+from longgraft.config.options import Checked, Share, option
+from longgraft.config.settings import DraftWindow
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Filled, Gates
 from longgraft.memories.continuations import FAR, Continuations
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.memories.token_history import BETWEEN
+from longgraft.methods.building import drafter_cache
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -86,20 +89,20 @@ class RollOuts(PartialMatching):
 class MtpChoices(Checked):
     """Choices of `mtp`."""
 
-    tau: float = option(0.14, "The chain ends at or below this probability", low=0, high=1, source="Graft, Table 11")
-    length: int = option(8, "Drafted tokens at most", unit="tokens", low=1, high=64)
-    answers: int = option(
-        16, "Earlier answers to the prompt that are kept", low=1, high=1024, source="groups of 8 to 16 roll-outs"
+    tau: Share = option(0.14, "The chain ends at or below this probability", source="Graft, Table 11")
+    length: Annotated[int, Ge(1), Le(64)] = option(8, "Drafted tokens at most", unit="tokens")
+    answers: Annotated[int, Ge(1), Le(1024)] = option(
+        16, "Earlier answers to the prompt that are kept", source="groups of 8 to 16 roll-outs"
     )
-    window: int | None = like(Drafting, "window")
+    window: DraftWindow = None
 
 
 def mtp(parts: Parts) -> RankedProposer:
     """A drafted chain, with remembered tokens at its root, beside it and after it, in one ranking."""
     chosen = parts.choices
     policy = Filled(Gates(dict.fromkeys(range(chosen.length), chosen.tau)))
-    chain = Eagle3Drafter(parts.drafter_cache(chosen.window), policy, chosen.length, 1, parts.clock)
-    answers = parts.one(("roll-outs", chosen.answers), lambda: RollOuts(chosen.answers))
+    chain = Eagle3Drafter(drafter_cache(parts, chosen.window), policy, chosen.length, 1, parts.clock)
+    answers = parts.once(("roll-outs", chosen.answers), lambda: RollOuts(chosen.answers))
     return RankedProposer(answers, chain, clock=parts.clock, pool=1)
 
 

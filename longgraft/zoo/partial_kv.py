@@ -175,7 +175,7 @@ class PartialKVCache(Memory):
 
 def partial(p: Parts, select: Selector, every: int | None = None) -> PartialKVCache:
     """Returns one partial cache per selector, for all methods of a session."""
-    return p.one(("partial", select, every), lambda: PartialKVCache(p.target, select, every, p.clock))
+    return p.once(("partial", select, every), lambda: PartialKVCache(p.target, select, every, p.clock))
 
 
 def chain_length(target: Target, ask: Ask, most: int) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from longgraft.config.options import Checked, option
+from annotated_types import Ge
+
+from longgraft.config.options import Checked, Option, option
 from longgraft.methods.method import Method
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
@@ -39,18 +42,22 @@ class PldPlus:
             return tree.tree()
 
 
+ComparedLayer = Annotated[
+    Annotated[int, Ge(0)] | None,
+    Option(
+        "Layer whose hidden states are compared",
+        none="29/36 of the depth for Qwen3, 9/32 for others",
+        source="AdaPLD's tables",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class PldPlusChoices(Checked):
     """Choices of `pld+`."""
 
-    length: int = option(10, "Tokens copied at most", low=1, source="prompt lookup's; PLD+ does not say")
-    layer: int | None = option(
-        None,
-        "Layer whose hidden states are compared",
-        low=0,
-        none="29/36 of the depth for Qwen3, 9/32 for others",
-        source="AdaPLD's tables",
-    )
+    length: Annotated[int, Ge(1)] = option(10, "Tokens copied at most", source="prompt lookup's; PLD+ does not say")
+    layer: ComparedLayer = None
 
 
 METHOD = Method(

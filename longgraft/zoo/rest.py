@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Le
 
 from longgraft.config.options import Checked, option
 from longgraft.corpora import SORTED, Corpus, open_corpus
 from longgraft.memories.token_history import TokenHistory
+from longgraft.methods.building import history
 from longgraft.methods.method import Method
 from longgraft.methods.needs import Missing, Need, Sources
 from longgraft.protocol.proposer import Ask
@@ -25,12 +28,16 @@ ENDED = -1  # not a token: it follows the end of a text
 class RestChoices(Checked):
     """Settings of a datastore lookup."""
 
-    longest: int = option(16, "Tokens of a match at most", unit="tokens", low=1, high=SORTED // 2, source="REST")
-    shortest: int = option(2, "Tokens of a match at least", unit="tokens", low=1, high=SORTED // 2, source="REST")
-    hits: int = option(
-        5000, "Occurrences that are read at most, evenly spaced where there are more", low=1, high=10**6, source="REST"
+    longest: Annotated[int, Ge(1), Le(SORTED // 2)] = option(
+        16, "Tokens of a match at most", unit="tokens", source="REST"
     )
-    length: int = option(10, "Tokens read after each", unit="tokens", low=1, high=SORTED // 2, source="REST")
+    shortest: Annotated[int, Ge(1), Le(SORTED // 2)] = option(
+        2, "Tokens of a match at least", unit="tokens", source="REST"
+    )
+    hits: Annotated[int, Ge(1), Le(10**6)] = option(
+        5000, "Occurrences that are read at most, evenly spaced where there are more", source="REST"
+    )
+    length: Annotated[int, Ge(1), Le(SORTED // 2)] = option(10, "Tokens read after each", unit="tokens", source="REST")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,7 +153,7 @@ METHOD = Method(
     "rest",
     "what most often followed the longest match in a datastore",
     "REST (arXiv 2311.08252)",
-    lambda p: RestRetriever(p.history(), p.the(DATASTORE), p.choices, p.clock),
+    lambda p: RestRetriever(history(p), p.the(DATASTORE), p.choices, p.clock),
     (DATASTORE,),
     budget=65,
     choices=RestChoices(),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from longgraft.config.options import Checked, option
 from longgraft.config.settings import Drafting
-from longgraft.drafters.pruning import Dense
+from longgraft.methods.building import drafter
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -188,22 +190,24 @@ class SamChain:
 class SamdChoices(Checked):
     """Choices of `samd`."""
 
-    growth: float = option(4.0, "Drafted tokens per token of the match", low=0, high=64, source="the authors' code")
+    growth: Annotated[float, Ge(0), Le(64)] = option(
+        4.0, "Drafted tokens per token of the match", source="the authors' code"
+    )
 
 
 @dataclass(frozen=True)
 class SamdRouteChoices(Checked):
     """Choices of `samd-recycling`, and some of `samd-eagle3`."""
 
-    threshold: int = option(
+    threshold: Annotated[int, Ge(1), Le(4096)] = option(
         5,
         "Tokens of a match from which its chain is verified instead of a tree",
         unit="tokens",
-        low=1,
-        high=4096,
         source="the authors' code",
     )
-    length: int = option(40, "Nodes of the chain, root included", low=2, high=4096, source="the authors' code")
+    length: Annotated[int, Ge(2), Le(4096)] = option(
+        40, "Nodes of the chain, root included", source="the authors' code"
+    )
 
 
 @dataclass(frozen=True)
@@ -212,7 +216,7 @@ class SamdDraftChoices(Drafting, SamdRouteChoices):
 
 
 def _automaton(p: Parts, length: int = 60, growth: float | None = None) -> SamChain:
-    return SamChain(p.one(("automaton",), SuffixAutomaton), length, growth, p.clock)
+    return SamChain(p.once("automaton", SuffixAutomaton), length, growth, p.clock)
 
 
 def _routed(p: Parts, fallback: Proposer) -> Either:
@@ -241,7 +245,7 @@ OR_EAGLE3 = Method(
     "samd-eagle3",
     "the same where the match is long, else eagle3's tree",
     SAM,
-    lambda p: _routed(p, p.drafter(Dense())),
+    lambda p: _routed(p, drafter(p)),
     (HEAD,),
     choices=SamdDraftChoices(),
 )

@@ -157,13 +157,13 @@ def _small(sources: Sources) -> Target:
     """Loads a smaller model in the target's precision, on its device; raises ValueError for another vocabulary."""
     target = sources.target
     name = str(sources.path("small-model", "small"))
-    alike = Settings(
-        dtype=str(target.dtype),
-        device=str(target.device),
-        attention=target.attention,
-        kernels="auto" if target.kernels else "none",
-    )
-    loaded = load_target(files_of(name), alike)
+    alike: dict[str, Any] = {
+        "dtype": target.dtype,
+        "device": str(target.device),
+        "attention": target.attention,
+        "kernels": "auto" if target.kernels else "none",
+    }
+    loaded = load_target(files_of(name), Settings(**alike))
     small = loaded.target
     if sources.tokenizer is not None:
         _check_vocabulary(sources, loaded.tokenizer, name)
@@ -194,4 +194,4 @@ SMALL: Need[Target] = Need("small-model", "a smaller model of the same tokenizer
 def small_model(p: Parts) -> DraftModelCache:
     """The small model's cache, one for all methods of a session."""
     model = p.the(SMALL)
-    return p.one(("small-model", id(model)), lambda: DraftModelCache(model, p.target.vocab_size, p.clock, p.regions))
+    return p.once(("small-model", model), lambda: DraftModelCache(model, p.target.vocab_size, p.clock, p.regions))

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from longgraft.acceptance.rules import AcceptanceRule, DrawThenWalk
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting
-from longgraft.drafters.pruning import Dense
+from longgraft.methods.building import drafter
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -119,23 +120,22 @@ def _without(seen: Observation, tree: ProposalTree, rows: int) -> Observation:
 class SpecPVChoices(Drafting):
     """Choices of `specpv` and `specpv-exact`."""
 
-    sinks: int = option(2, "First blocks of 16 rows, always kept", unit="blocks", low=0, high=4096, source="its code")
-    retrieved: int = option(
+    sinks: Annotated[int, Ge(0), Le(4096)] = option(
+        2, "First blocks of 16 rows, always kept", unit="blocks", source="its code"
+    )
+    retrieved: Annotated[int, Ge(1), Le(65536)] = option(
         64,
         "Blocks that are chosen by the newest queries",
         unit="blocks",
-        low=1,
-        high=65536,
         source="its code has 256, for contexts of 60,000 tokens",
     )
-    local: int = option(8, "Newest blocks, always kept", unit="blocks", low=1, high=4096, source="its code")
-    waiting: int = option(
-        20, "Tokens verified on the part before a full pass", unit="tokens", low=1, high=4096, source="its code has 20"
+    local: Annotated[int, Ge(1), Le(4096)] = option(8, "Newest blocks, always kept", unit="blocks", source="its code")
+    waiting: Annotated[int, Ge(1), Le(4096)] = option(
+        20, "Tokens verified on the part before a full pass", unit="tokens", source="its code has 20"
     )
-    score: str = option(
+    score: Literal["corners", "bound"] = option(
         "corners",
         "Score of a block: the larger product with its corners, or Quest's bound",
-        choices=("corners", "bound"),
         source="its code; arXiv 2406.10774",
     )
 
@@ -146,9 +146,7 @@ class SpecPVChoices(Drafting):
 
 def specpv_exact(p: Parts) -> Cascade:
     """Rows are selected again at each full pass."""
-    return Cascade(
-        p.target, p.drafter(Dense()), partial(p, p.choices.select(), every=1), (p.choices.waiting, 60), p.clock
-    )
+    return Cascade(p.target, drafter(p), partial(p, p.choices.select(), every=1), (p.choices.waiting, 60), p.clock)
 
 
 def partial_verifier(p: Parts) -> Callable[[Verifier], Verifier]:
@@ -172,7 +170,7 @@ LOSSY = Method(
     "specpv",
     "EAGLE-3 trees verified on a part of the cache, and in full only now and then",
     SPECPV,
-    lambda p: p.drafter(Dense()),
+    drafter,
     (HEAD,),
     "lossy",
     choices=SpecPVChoices(),

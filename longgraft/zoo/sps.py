@@ -6,6 +6,7 @@ Sources: Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,11 +30,10 @@ SPS = "Speculative decoding (arXiv 2211.17192, 2302.01318)"
 class SpsChoices(Checked):
     """Choices of a small model's chains."""
 
-    schedule: str = option(
+    schedule: Literal["constant", "heuristic"] = option(
         "constant",
         "How many tokens are drafted: all that fit, or two more after a step that "
         "accepted all and one fewer after others",
-        choices=("constant", "heuristic"),
         source="Spec-Bench",
     )
 
@@ -131,7 +131,7 @@ def chain(p: Parts, coupled: bool) -> Proposer:
     """A small model's chain."""
     length = None
     if p.choices.schedule == "heuristic":
-        length = p.one(("draft-length",), DraftLength)
+        length = p.once("draft-length", DraftLength)
     return DraftModelChain(small_model(p), length, coupled, p.clock)
 
 

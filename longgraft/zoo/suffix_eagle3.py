@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting
-from longgraft.drafters.pruning import Dense
+from longgraft.methods.building import drafter
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -18,12 +21,8 @@ from longgraft.zoo.either import Either, expected
 class SuffixRouteChoices(Drafting, SuffixChoices):
     """Choices of `suffix-eagle3`."""
 
-    threshold: float | None = option(
-        None,
-        "Expected tokens from which no tree is drafted",
-        low=0,
-        high=4096,
-        none="as many as the drafter has levels",
+    threshold: Annotated[float, Ge(0), Le(4096)] | None = option(
+        None, "Expected tokens from which no tree is drafted", none="as many as the drafter has levels"
     )
 
 
@@ -31,7 +30,7 @@ def _suffix_or_drafts(p: Parts) -> Either:
     least = p.choices.threshold
     if p.choices.threshold is None:
         least = p.choices.levels
-    return Either(suffix(p), p.drafter(Dense()), expected, lambda ask: min(least, ask.budget - 1))
+    return Either(suffix(p), drafter(p), expected, lambda ask: min(least, ask.budget - 1))
 
 
 METHOD = Method(

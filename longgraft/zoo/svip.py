@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.methods.building import drafter, drafter_cache
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -34,12 +38,10 @@ class EntropyPolicy:
 class SvipChoices(Drafting):
     """Choices of `svip`."""
 
-    threshold: float = option(
+    threshold: Annotated[float, Ge(0), Le(10)] = option(
         0.3,
         "Square root of the entropy above which drafting stops",
         unit="nats^1/2",
-        low=0,
-        high=10,
         source="SVIP, tuned over 0.2 to 0.5",
     )
     chain: bool = option(False, f"One chain of up to {LONGEST} tokens, as published, instead of a tree")
@@ -49,8 +51,8 @@ def svip(parts: Parts) -> Eagle3Drafter:
     """The tree, or the published chain."""
     policy = EntropyPolicy(parts.choices.threshold)
     if not parts.choices.chain:
-        return parts.drafter(policy)
-    return Eagle3Drafter(parts.drafter_cache(parts.choices.window), policy, LONGEST, 1, parts.clock)
+        return drafter(parts, policy)
+    return Eagle3Drafter(drafter_cache(parts, parts.choices.window), policy, LONGEST, 1, parts.clock)
 
 
 METHOD = Method(

@@ -6,14 +6,17 @@ import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from longgraft.config.options import Checked, like, option
-from longgraft.config.settings import Drafting
+from longgraft.config.options import Checked, option
+from longgraft.config.settings import Drafting, DraftTopK, DraftWindow
 from longgraft.drafters.eagle3 import TOP_K
 from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.methods.building import drafter_cache
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -172,22 +175,18 @@ class TalonDrafter:
 class TalonChoices(Checked):
     """Choices of `talon`."""
 
-    share: float = option(
-        SHARE,
-        "Least probability of a path, as a share of its layer's best; use 0.01 for Qwen3",
-        low=1e-9,
-        high=1,
-        source="TALON, mu",
+    share: Annotated[float, Ge(1e-9), Le(1)] = option(
+        SHARE, "Least probability of a path, as a share of its layer's best; use 0.01 for Qwen3", source="TALON, mu"
     )
-    deepest: int = option(DEEPEST, "Layers at most", unit="layers", low=1, high=64)
-    top_k: int = like(Drafting, "top_k")
-    window: int | None = like(Drafting, "window")
+    deepest: Annotated[int, Ge(1), Le(64)] = option(DEEPEST, "Layers at most", unit="layers")
+    top_k: DraftTopK = Drafting.top_k
+    window: DraftWindow = None
 
 
 def talon(parts: Parts) -> TalonDrafter:
     """The drafter with its choices."""
     chosen = parts.choices
-    return TalonDrafter(parts.drafter_cache(chosen.window), chosen.share, chosen.deepest, chosen.top_k, parts.clock)
+    return TalonDrafter(drafter_cache(parts, chosen.window), chosen.share, chosen.deepest, chosen.top_k, parts.clock)
 
 
 METHOD = Method(

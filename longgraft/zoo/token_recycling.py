@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from longgraft.drafters.matrix import MatrixRetriever
+from longgraft.memories.adjacency_memory import MatrixKind
+from longgraft.methods.building import matrix
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
 from longgraft.trees.templates import token_recycling
@@ -10,8 +12,8 @@ from longgraft.trees.templates import token_recycling
 
 def recycling(p: Parts) -> MatrixRetriever:
     """The tree of a matrix that is learnt over all requests."""
-    rows = p.rows(warm=False, unseen=0, seeded=False, in_order=True, lasting=True)
-    return MatrixRetriever(rows, lambda _: token_recycling(), p.clock)
+    kind = MatrixKind(warm=False, unseen=0, seeded=False, in_order=True, lasting=True)
+    return MatrixRetriever(matrix(p, kind), lambda _: token_recycling(), p.clock)
 
 
 METHOD = Method(

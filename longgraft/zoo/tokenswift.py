@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from longgraft.config.options import Checked, like, option
+from longgraft.config.options import Checked, option
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
 from longgraft.protocol.memory import Memory
@@ -25,7 +27,7 @@ from longgraft.zoo.medusa.heads import MedusaHeads
 from longgraft.zoo.medusa.methods import MEDUSA
 from longgraft.zoo.partial_kv import SINKS, PartialKVCache, partial
 from longgraft.zoo.selection import Nearest
-from longgraft.zoo.triforce import TriForceChoices
+from longgraft.zoo.triforce import NewestShare
 
 ORDER = 4  # tokens of an n-gram, as in the authors' code
 
@@ -163,33 +165,26 @@ def _on_host(drawn: Tensor, gain: Tensor, ids: Tensor, gains: Tensor) -> list[li
 class TokenSwiftChoices(Checked):
     """Choices of `tokenswift`."""
 
-    rows: int = option(
-        1024,
-        "Rows kept of each head's cache",
-        unit="rows",
-        low=32,
-        high=1_000_000,
-        source="its code has 4,096, for answers of 100,000 tokens",
+    rows: Annotated[int, Ge(32), Le(1_000_000)] = option(
+        1024, "Rows kept of each head's cache", unit="rows", source="its code has 4,096, for answers of 100,000 tokens"
     )
-    newest: float = like(TriForceChoices, "newest")
-    every: int | None = option(
+    newest: NewestShare = 0.5
+    every: Annotated[int, Ge(1), Le(1_000_000)] | None = option(
         256,
         "Tokens after which rows are chosen anew",
         unit="tokens",
-        low=1,
-        high=1_000_000,
         none="never",
         source="its code: when generated rows have taken the place of chosen ones",
     )
-    branches: int = option(3, "Guesses of each head", unit="tokens", low=1, high=8, source="its code")
-    ngrams: int = option(20, "4-grams at most", low=0, high=256, source="its code")
+    branches: Annotated[int, Ge(1), Le(8)] = option(3, "Guesses of each head", unit="tokens", source="its code")
+    ngrams: Annotated[int, Ge(0), Le(256)] = option(20, "4-grams at most", source="its code")
 
 
 def tokenswift(p: Parts) -> TokenSwift:
     """The rows whose keys are nearest to the newest query are kept."""
     chosen = p.choices
     select = Nearest(chosen.rows, SINKS, int(chosen.newest * chosen.rows))
-    memories = partial(p, select, chosen.every), p.one(("frequent",), FrequentNgrams)
+    memories = partial(p, select, chosen.every), p.once("frequent", FrequentNgrams)
     return TokenSwift(p.target, p.the(MEDUSA), memories, (chosen.branches, chosen.ngrams), p.clock)
 
 

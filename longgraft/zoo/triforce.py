@@ -9,12 +9,15 @@ its drafts depend only on the history.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from longgraft.config.options import Checked, option
+from longgraft.config.options import Checked, Option, option
 from longgraft.memories.token_history import TokenHistory
+from longgraft.methods.building import history
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
 from longgraft.protocol.proposer import Ask
@@ -86,45 +89,36 @@ class StreamingDrafter:
         return logits
 
 
+NewestShare = Annotated[
+    float,
+    Ge(0.0),
+    Le(0.5),
+    Option("Share of the rows that is the newest, whatever their keys", source="its code has 0; docs/methods.md"),
+]
+
+
 @dataclass(frozen=True)
 class TriForceChoices(Checked):
     """Choices of `triforce`."""
 
-    rows: int = option(
+    rows: Annotated[int, Ge(16), Le(1_000_000)] = option(
         1024,
         "Rows kept of the target's cache, in chunks of 8",
         unit="rows",
-        low=16,
-        high=1_000_000,
         source="its code has 4,096, for contexts of 120,000 tokens",
     )
-    newest: float = option(
-        0.5,
-        "Share of the rows that is the newest, whatever their keys",
-        low=0.0,
-        high=0.5,
-        source="its code has 0; docs/methods.md",
+    newest: NewestShare = 0.5
+    every: Annotated[int, Ge(1), Le(1_000_000)] | None = option(
+        None, "Tokens after which chunks are chosen anew", unit="tokens", none="never", source="its code"
     )
-    every: int | None = option(
-        None,
-        "Tokens after which chunks are chosen anew",
-        unit="tokens",
-        low=1,
-        high=1_000_000,
-        none="never",
-        source="its code",
+    length: Annotated[int, Ge(1), Le(64)] = option(
+        6, "Tokens decoded on the part before a full pass", unit="tokens", source="its code"
     )
-    length: int = option(
-        6, "Tokens decoded on the part before a full pass", unit="tokens", low=1, high=64, source="its code"
+    drafts: Annotated[int, Ge(1), Le(64)] = option(
+        1, "Tokens of one draft of the small model", unit="tokens", source="its code"
     )
-    drafts: int = option(1, "Tokens of one draft of the small model", unit="tokens", low=1, high=64, source="its code")
-    window: int = option(
-        256,
-        "Tokens that the small model sees, 16 of them the first",
-        unit="tokens",
-        low=32,
-        high=65536,
-        source="its code",
+    window: Annotated[int, Ge(32), Le(65536)] = option(
+        256, "Tokens that the small model sees, 16 of them the first", unit="tokens", source="its code"
     )
 
 
@@ -134,7 +128,7 @@ def triforce(p: Parts) -> Cascade:
     model = p.the(SMALL)
     small = DraftModelCache(model, p.target.vocab_size, p.clock)
     window = min(chosen.window, model.max_positions - chosen.drafts)
-    inner = StreamingDrafter(small, p.history(), (SINKS, window, chosen.drafts), p.clock)
+    inner = StreamingDrafter(small, history(p), (SINKS, window, chosen.drafts), p.clock)
     select = Chunks(chosen.rows, int(chosen.newest * chosen.rows))
     return Cascade(p.target, inner, partial(p, select, chosen.every), (chosen.length, 1 + chosen.drafts), p.clock)
 

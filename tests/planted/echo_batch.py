@@ -90,8 +90,8 @@ MUTATIONS = (
     Mutation(
         "each lane plans for itself",
         "echo:build",
-        'parts.of_engine(("echo", chosen), lambda: PlannedTogether("echo\'s plan", EchoPlanner(chosen.pass_nodes)))',
-        'PlannedTogether("echo\'s plan", EchoPlanner(chosen.pass_nodes))',
+        'parts.once_per_engine(("echo", chosen), lambda: PlannedTogether("echo\'s plan", planner))',
+        'PlannedTogether("echo\'s plan", planner)',
         "test_echo_batch.py::test_the_nodes_of_a_pass_are_at_most_its_budget",
     ),
     Mutation(

@@ -41,8 +41,8 @@ MUTATIONS = (
     Mutation(
         "w/o prune ignores the calibrated share",
         "graft:graft",
-        "split = p.calibration.split",
-        "split = 40",
+        "p.calibration.split if c.retrieved is None",
+        "40 if c.retrieved is None",
         "test_graft.py::test_a_split_keeps_forty_of_sixty_and_no_prune_the_calibrated_number",
     ),
     Mutation(

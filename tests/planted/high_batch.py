@@ -19,8 +19,8 @@ MUTATIONS = (
     ),
     Mutation(
         "each lane has a matrix of its own",
-        "Parts.rows",
-        "self.of_engine(key, empty) if shared else empty()",
+        "building:matrix",
+        "parts.once_per_engine(key, empty) if kind.shared else empty()",
         "empty()",
         "test_high_batch.py::test_running_requests_share_one_matrix_and_a_lone_one_starts_from_the_snapshot",
     ),
@@ -89,9 +89,9 @@ MUTATIONS = (
     ),
     Mutation(
         "each lane drafts with passes of its own",
-        "Parts.drafter_cache",
-        "self.target.fused_kernels, passes",
-        "self.target.fused_kernels",
+        "building:drafter_cache",
+        "target.fused_kernels, passes",
+        "target.fused_kernels",
         "test_high_batch.py::test_drafts_share_passes_and_have_the_same_bits_as_alone",
     ),
     Mutation(

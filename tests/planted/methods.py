@@ -20,8 +20,8 @@ MUTATIONS = (
     Mutation(
         "the zoo of an installed package counts as another package's",
         "registered",
-        "point.dist is not None and point.dist.name == PACKAGE",
-        "PROJECT.exists() and point.dist is not None and point.dist.name == PACKAGE",
+        "[point for point in points if package(point) == PACKAGE]",
+        "[point for point in points if PROJECT.exists() and package(point) == PACKAGE]",
         "test_methods.py::test_the_zoo_of_an_installed_package_is_found_by_its_entry_points",
     ),
     Mutation(

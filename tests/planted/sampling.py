@@ -82,9 +82,9 @@ MUTATIONS = (
     ),
     Mutation(
         "min-p may be 1",
-        "settings:SamplingSettings",
-        "high=1,\n        below=True",
-        "high=1",
+        "answer_settings:MinP",
+        "Lt(1)",
+        "Le(1)",
         "test_sampling.py::test_invalid_sampling_settings_are_refused",
     ),
     Mutation(

@@ -13,8 +13,8 @@ MUTATIONS = (
     Mutation(
         "a source and a drafter share estimates",
         "controlled",
-        '"estimates", "source", c.text',
-        '"estimates", c.text',
+        '("source", c.text',
+        "(c.text",
         "test_sources.py::test_a_source_and_a_drafter_of_one_cache_have_estimates_of_their_own",
     ),
     Mutation(

@@ -5,9 +5,9 @@ from planted.mutation import Mutation
 MUTATIONS = (
     Mutation(
         "a number above a bound may be the bound",
-        "options:Option._holds",
-        "(number == self.low and not self.above)",
-        "number == self.low",
+        "recipe:Rate",
+        "Gt(0)",
+        "Ge(0)",
         "test_training_input.py::test_every_number_of_a_recipe_has_bounds_and_is_refused_beyond_them",
     ),
     Mutation(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MAPPED = {"yarn_drafters": "longgraft.yarn_drafters", "prefill": "longgraft.prefill", "eval": "longgraft.eval"}
+# Compares, measures and trains; `import longgraft`, `load`, `generate` and `serve` need none of it.
+LABORATORY = ("longgraft.zoo", "longgraft.eval", "longgraft.yarn_drafters.training", "benchmarks")
 
 # The code blocks of docs/adding-a-method.md as (language, text), and its four Python blocks by name.
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs/adding-a-method.md").read_text(), re.DOTALL)

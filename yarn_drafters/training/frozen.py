@@ -70,7 +70,8 @@ class Frozen:
                 if valid:
                     unseen = encode_corpus(valid, tokenizer, out / "valid.npz")
             # As it is decoded: a GGUF file's blocks on a CPU.
-            target = load_target(files, Settings(dtype=str(dtype)[6:], device=str(world.device))).target
+            where: dict[str, Any] = {"dtype": dtype, "device": str(world.device)}
+            target = load_target(files, Settings(**where)).target
             target.model.requires_grad_(False)
             for texts in filter(None, (corpus, unseen)):
                 _same_vocabulary(texts, target)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt, Le
 
-from longgraft.config.options import Checked, Count, Option, Positive, Share, named, options
+from longgraft.config.options import Checked, Count, Positive, Share, named, options
 from longgraft.files.data_files import read_table
 from longgraft.kernels.build import features
 from longgraft.yarn_drafters.layouts import Layers
@@ -26,13 +27,13 @@ SHIPPED = Path(__file__).parents[1] / "recipes"  # recipes that can be given by 
 # Features of processors on which torch's products in bfloat16 are 3 to 4 times as fast as those in float32.
 # On others they are slower: with AVX-512 alone they take 1.2 times as long, with AVX2 4 times.
 BF16_FEATURES = frozenset(("amx_bf16", "avx512_bf16", "bf16"))
-Tokens = Annotated[int, Option(low=1, high=10**15)]
-Rate = Annotated[float, Option(low=0, high=10, above=True)]  # learning rate
-NotNegative = Annotated[float, Option(low=0)]
-AtOnce = Annotated[int, Option(low=1, high=2**24)]  # tokens in memory at once
-Size = Annotated[int, Option(low=1, high=2**20)]  # dimension of a model
+Tokens = Annotated[int, Ge(1), Le(10**15)]
+Rate = Annotated[float, Gt(0), Le(10)]  # learning rate
+NotNegative = Annotated[float, Ge(0)]
+AtOnce = Annotated[int, Ge(1), Le(2**24)]  # tokens in memory at once
+Size = Annotated[int, Ge(1), Le(2**20)]  # dimension of a model
 Schedule = Literal["wsd", "cosine"]
-Whole = Annotated[int, Option(low=0, high=10**15)]
+Whole = Annotated[int, Ge(0), Le(10**15)]
 # Settings of the machine, the log and the measurements.
 OF_NO_STEP = (
     "micro_tokens",
@@ -59,8 +60,8 @@ class Stage(Checked):
         grouped: True if rows follow one another as in their repository.
     """
 
-    length: Annotated[int, Option(low=2, high=TokenStream.window)]
-    share: Annotated[float, Option(low=0, high=1e6, above=True)] = 1.0
+    length: Annotated[int, Ge(2), Le(TokenStream.window)]
+    share: Annotated[float, Gt(0), Le(1e6)] = 1.0
     skip: Share = 0.0
     grouped: bool = False
 
@@ -87,19 +88,19 @@ class Recipe(Checked):
     warmup: Share = 0.02
     decay: Share = 0.2
     muon_lr: Rate = 2.5e-3  # AdamW-like scale: match_rms_adamw, arXiv 2502.16982
-    muon_decay: Annotated[float, Option(low=0, high=10)] = 0.1
+    muon_decay: Annotated[float, Ge(0), Le(10)] = 0.1
     grad_clip: Positive = 1.0
 
     # The two streams are seeded with seed and seed + 1.
-    seed: Annotated[int, Option(low=0, high=2**63 - 2)] = 0
-    threads: Annotated[int, Option(low=1, high=1024)] | None = None
+    seed: Annotated[int, Ge(0), Le(2**63 - 2)] = 0
+    threads: Annotated[int, Ge(1), Le(1024)] | None = None
     device: str | None = None
     bf16: bool | None = None
     log_steps: Count = 10
     valid_steps: Count = 100  # steps between measurements on unseen text
     # Validation rows of code; half as many are taken of prose and of other text.
-    valid_rows: Annotated[int, Option(low=0, high=2**16)] = 12
-    valid_length: Annotated[int, Option(low=2, high=TokenStream.window)] = 2048
+    valid_rows: Annotated[int, Ge(0), Le(2**16)] = 12
+    valid_length: Annotated[int, Ge(2), Le(TokenStream.window)] = 2048
     checkpoint_minutes: NotNegative = 3.0
 
     @classmethod
@@ -241,14 +242,14 @@ class DrafterRecipe(DistilledRecipe):
     fc_norm: bool | None = None
     norm_output: bool | None = None
     rope: Rope | None = None
-    ttt_steps: Annotated[int, Option(low=1, high=64)] = 7
+    ttt_steps: Annotated[int, Ge(1), Le(64)] = 7
     loss: Literal["kl", "lk"] = "kl"
     features: str | None = None
 
     # Wider than in Recipe: the trainer puts the head's into None before anything reads it (`of_head`).
     max_positions: Count | None = None  # type: ignore[assignment]
     warmup: Share = 0.015  # SpecForge's
-    feature_pass: Annotated[float, Option(low=-10, high=10)] | None = None
+    feature_pass: Annotated[float, Ge(-10), Le(10)] | None = None
     warm_start: bool | None = None
     muon_lr: Rate = 1e-3  # speculators' ten times AdamW's
     adam_lr: Rate = 1e-4

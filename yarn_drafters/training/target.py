@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from longgraft.config.options import Option
 from longgraft.files.whole_files import written_whole
 from longgraft.models.files import files_of
 from longgraft.target_model.model import Target
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 class TargetRecipe(Recipe):
     """Settings of a target's training.  Defaults: the embedded target's shape, 7.3M parameters."""
 
-    vocab_size: Annotated[int, Option(low=257, high=2**24)] = 4096  # 256 bytes and the end token at least
-    layers: Annotated[int, Option(low=1, high=1000)] = 8
+    vocab_size: Annotated[int, Ge(257), Le(2**24)] = 4096  # 256 bytes and the end token at least
+    layers: Annotated[int, Ge(1), Le(1000)] = 8
     hidden: Size = 256
     heads: Size = 4
     kv_heads: Size = 2
     head_dim: Size = 64
     intermediate: Size = 768
     tied: bool = True  # one matrix for input and output embedding
-    rope_theta: Annotated[float, Option(low=1, above=True)] = 1e6  # Qwen3's
+    rope_theta: Annotated[float, Gt(1)] = 1e6  # Qwen3's
 
     stages: tuple[Stage, ...] = (
         Stage(512, 0.55),

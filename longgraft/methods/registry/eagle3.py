@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from longgraft.config.settings import Drafting
-from longgraft.drafters.pruning import Dense
+from longgraft.methods.building import drafter
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 
@@ -15,7 +15,7 @@ METHODS: tuple[Method, ...] = (
         "eagle3",
         "a dense drafted tree, never pruned",
         EAGLE3,
-        lambda p: p.drafter(Dense()),
+        drafter,
         (HEAD,),
         choices=Drafting(),
     ),

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from longgraft.config.options import option
 from longgraft.config.settings import Drafting, Retrieving
 from longgraft.drafters.pruning import Filled, Gates, Split, StoredGates
+from longgraft.methods.building import drafter, retriever
+from longgraft.methods.combinators import Graft
 from longgraft.methods.method import BUDGETED, Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.proposer import Ask, Proposer, Retriever, memories_of
+from longgraft.protocol.pruning import PruningPolicy
 from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import on_host
 from longgraft.trees.templates import chain
@@ -61,23 +67,18 @@ class GraftBounds(Drafting, Retrieving):
 class GraftChoices(GraftBounds):
     """The bounds, and the ablations of the paper's Figures 2 and 5."""
 
-    pruning: str = option(
-        "gates",
-        "Stop drafting where the gates are closed, or never: then a fixed share of the slots is retrieved",
-        choices=("gates", "none"),
+    pruning: Literal["gates", "none"] = option(
+        "gates", "Stop drafting where the gates are closed, or never: then a fixed share of the slots is retrieved"
     )
-    retrieval: str = option(
+    retrieval: Literal["root", "tail", "drafted", "none"] = option(
         "root",
         "What fills freed slots: retrieved tokens at the root, or behind the four best "
         "leaves (tail); more drafted candidates; nothing (none)",
-        choices=("root", "tail", "drafted", "none"),
     )
-    retrieved: int | None = option(
+    retrieved: Annotated[int, Ge(1), Le(58)] | None = option(
         None,
         "Retrieved slots of 60, where drafting never stops",
         unit="slots",
-        low=1,
-        high=58,
         none="what was calibrated",
         source="Figure 2 has 20",
     )
@@ -99,23 +100,22 @@ class GraftChoices(GraftBounds):
 def graft(p: Parts) -> Proposer:
     """A pruned draft whose freed slots are filled as chosen."""
     c: GraftChoices = p.choices
+    gates = Gates(p.calibration.thresholds)
+    policy: PruningPolicy = Filled(gates) if c.retrieval == "drafted" else gates
     if c.pruning == "none":
-        split = p.calibration.split
-        if c.retrieved is not None:
-            split = 60 - c.retrieved
-        drafter: Proposer = p.drafter(Split(split))
-    else:
-        drafter = p.gated(Filled) if c.retrieval == "drafted" else p.gated()
+        policy = Split(p.calibration.split if c.retrieved is None else 60 - c.retrieved)
+    pruned = drafter(p, policy)
     if c.retrieval == "tail":
-        return TailGraft(drafter, p.retriever(chain), clock=p.clock)
+        return TailGraft(pruned, retriever(p, chain), clock=p.clock)
     if c.retrieval == "root":
-        return p.graft(drafter, p.retriever())
-    return drafter
+        return Graft(pruned, retriever(p), p.clock, p.regions)
+    return pruned
 
 
 def high_batch(p: Parts) -> Proposer:
     """A whole draft, pruned afterwards, whose freed slots are filled from a matrix that all requests share."""
-    return p.graft(p.drafter(StoredGates(Gates(p.calibration.thresholds))), p.retriever(shared=True))
+    pruned = drafter(p, StoredGates(Gates(p.calibration.thresholds)))
+    return Graft(pruned, retriever(p, shared=True), p.clock, p.regions)
 
 
 METHODS: tuple[Method, ...] = (
@@ -123,7 +123,7 @@ METHODS: tuple[Method, ...] = (
         "retrieval",
         "graft's matrix alone, seeded by the prompt; graft without a head",
         GRAFT,
-        lambda p: p.retriever(),
+        retriever,
         takes=LOOKS_UP,
         choices=Retrieving(),
     ),

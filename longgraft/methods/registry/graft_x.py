@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from longgraft.budget.acceptance_estimates import AcceptanceEstimates
-from longgraft.budget.controller import Controller, Levels, Together, planned_together
+from longgraft.budget.controller import Controller, Levels, planned_together
 from longgraft.budget.cost_model import LiveCosts
 from longgraft.budget.node_ranking import RankedProposer
-from longgraft.config.options import Checked, like, option
+from longgraft.config.options import Checked, Option, option
 from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import BeamMassPolicy, Dense
 from longgraft.memories.partial_matching import PartialMatching
+from longgraft.methods.building import drafter, drafter_cache, text
 from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -28,18 +30,20 @@ WIDE = 32
 WIDELY = 1.5
 
 
+Rows = Annotated[bool, Option("Rank what the target predicted elsewhere; without a budget, only if nodes are cheap")]
+Probing = Annotated[bool, Option("Probe a drafter that is expected to lose now and then")]
+
+
 @dataclass(frozen=True)
 class GraftXChoices(Drafting):
     """Choices of `graft-x`."""
 
     text: bool = option(True, "Rank what followed in the text; without it, no rows either")
-    rows: bool = option(True, "Rank what the target predicted elsewhere; without a budget, only if nodes are cheap")
-    pruning: str = option(
-        "mass",
-        "Stop drafting where the beam holds too little probability, or never (none: needs a --budget)",
-        choices=("mass", "none"),
+    rows: Rows = True
+    pruning: Literal["mass", "none"] = option(
+        "mass", "Stop drafting where the beam holds too little probability, or never (none: needs a --budget)"
     )
-    probing: bool = option(True, "Probe a drafter that is expected to lose now and then")
+    probing: Probing = True
     source: str = option(
         "", "Method whose nodes are ranked instead of the drafter's, if they have probabilities", none="the drafter"
     )
@@ -49,27 +53,25 @@ class GraftXChoices(Drafting):
 class TextChoices(Checked):
     """Choices of `graft-x-text`."""
 
-    rows: bool = like(GraftXChoices, "rows")
-    probing: bool = like(GraftXChoices, "probing")
+    rows: Rows = True
+    probing: Probing = True
 
 
 def ranked(p: Parts) -> RankedProposer:
     """Returns a ranking that fills the budget."""
     c: GraftXChoices = p.choices
-    text = None
-    if c.text:
-        text = p.text(c.rows)
+    learnt = text(p, c.rows) if c.text else None
     if p.source:
-        return RankedProposer(text, p.source, p.clock, pool=1)
+        return RankedProposer(learnt, p.source, p.clock, pool=1)
     policy: PruningPolicy = Dense()
     if c.pruning == "mass":
         policy = BeamMassPolicy()
-    return RankedProposer(text, p.drafter(policy), p.clock)
+    return RankedProposer(learnt, drafter(p, policy), p.clock)
 
 
 def text_ranked(p: Parts) -> RankedProposer:
     """Returns a ranking of the text that fills the budget."""
-    return RankedProposer(p.text(p.choices.rows), clock=p.clock)
+    return RankedProposer(text(p, p.choices.rows), clock=p.clock)
 
 
 def controlled(p: Parts) -> Controller:
@@ -81,44 +83,27 @@ def controlled(p: Parts) -> Controller:
             "Give it a budget: --budget 60, in a sweep graft-x+pruning=none+budget=60."
         )
     costs = _needed_costs(p)
-    text = None
-    if c.text:
-        text = _text(p, costs, c.rows)
+    learnt = _text(p, costs, c.rows) if c.text else None
     if p.source is not None:
-        estimates = p.one(
-            ("estimates", "source", c.text, c.probing, *map(id, p.source.memories)), lambda: AcceptanceEstimates(costs)
-        )
-        return Controller(
-            RankedProposer(text, p.source, p.clock, pool=1),
-            estimates,
-            probing=c.probing,
-            clock=p.clock,
-            together=_together(p),
-        )
-    cache = p.drafter_cache(c.window)
-    estimates = p.one(("estimates", c.text, c.probing, id(cache)), lambda: AcceptanceEstimates(costs))
+        ranking = RankedProposer(learnt, p.source, p.clock, pool=1)
+        return _controller(p, ranking, ("source", c.text, *p.source.memories))
+    cache = drafter_cache(p, c.window)
     levels = Levels(cache, _beam(costs, c.top_k), c.levels)
-    drafter = Eagle3Drafter(cache, Dense(), levels.most, levels.beam, p.clock)
-    return Controller(
-        RankedProposer(text, drafter, p.clock),
-        estimates,
-        levels,
-        probing=c.probing,
-        clock=p.clock,
-        together=_together(p),
-    )
+    drafts = Eagle3Drafter(cache, Dense(), levels.most, levels.beam, p.clock)
+    return _controller(p, RankedProposer(learnt, drafts, p.clock), (c.text, cache), levels)
 
 
 def text_controlled(p: Parts) -> Controller:
     """Returns a ranking of the text with as many nodes as pay."""
-    costs = _needed_costs(p)
-    estimates = p.one(("estimates", "text", p.choices.probing), lambda: AcceptanceEstimates(costs))
-    ranking = RankedProposer(_text(p, costs, p.choices.rows), clock=p.clock)
-    return Controller(ranking, estimates, probing=p.choices.probing, clock=p.clock, together=_together(p))
+    return _controller(p, RankedProposer(_text(p, _needed_costs(p), p.choices.rows), clock=p.clock), ("text",))
 
 
-def _together(p: Parts) -> Together:
-    return p.of_engine(("the plan of a pass", p.choices), planned_together)
+def _controller(p: Parts, ranking: RankedProposer, nodes: tuple, levels: Levels | None = None) -> Controller:
+    """Returns a controller; nodes: tells its ranking's nodes from others, so that both have estimates of their own."""
+    probing = p.choices.probing
+    estimates = p.once(("estimates", probing, *nodes), lambda: AcceptanceEstimates(_needed_costs(p)))
+    together = p.once_per_engine(("the plan of a pass", p.choices), planned_together)
+    return Controller(ranking, estimates, levels, probing=probing, clock=p.clock, together=together)
 
 
 def _needed_costs(p: Parts) -> LiveCosts:
@@ -131,8 +116,8 @@ def _text(p: Parts, costs: LiveCosts, rows: bool) -> PartialMatching:
 
     That is decided once for all lanes, which share prefixes, and not again when costs are corrected.
     """
-    cheap = p.of_engine(("rows pay",), lambda: costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR))
-    return p.text(rows and cheap)
+    cheap = p.once_per_engine("rows pay", lambda: costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR))
+    return text(p, rows and cheap)
 
 
 def _beam(costs: LiveCosts, top_k: int) -> int:

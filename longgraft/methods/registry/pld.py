@@ -9,6 +9,7 @@ import torch
 
 from longgraft.config.options import Checked, option
 from longgraft.memories.token_history import TokenHistory
+from longgraft.methods.building import history
 from longgraft.methods.method import Method
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
@@ -87,7 +88,7 @@ METHODS: tuple[Method, ...] = (
         "pld",
         "copies what followed the same n-gram before",
         LOOKUP,
-        lambda p: PromptLookup(p.history(), clock=p.clock, latest=p.choices.latest),
+        lambda p: PromptLookup(history(p), clock=p.clock, latest=p.choices.latest),
         budget=11,
         choices=PldChoices(),
         looks_up=True,

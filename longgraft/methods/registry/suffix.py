@@ -12,13 +12,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import numpy as np
+from annotated_types import Ge, Le
 
-from longgraft.config.options import Checked, like, option
+from longgraft.config.options import Checked, Share, option
 from longgraft.memories.past_answers import PastAnswers
 from longgraft.memories.token_history import TokenHistory, unbroken
+from longgraft.methods.building import history
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
 from longgraft.protocol.memory import Memory
@@ -44,10 +46,10 @@ class Text(Protocol):
 class Speculation(Checked):
     """The rule for how many tokens are drafted after a match."""
 
-    depth: int = option(64, "Tokens of a match at most", unit="tokens", low=1, high=4096, source=AUTHORS)
-    factor: float = option(1.0, "Drafted tokens per token of the match", low=0, high=64, source=AUTHORS)
-    offset: float = option(0.0, "Drafted tokens beyond those", low=-64, high=64, source=AUTHORS)
-    least: float = option(0.1, "Least probability of a drafted path", low=0, high=1, source=AUTHORS)
+    depth: Annotated[int, Ge(1), Le(4096)] = option(64, "Tokens of a match at most", unit="tokens", source=AUTHORS)
+    factor: Annotated[float, Ge(0), Le(64)] = option(1.0, "Drafted tokens per token of the match", source=AUTHORS)
+    offset: Annotated[float, Ge(-64), Le(64)] = option(0.0, "Drafted tokens beyond those", source=AUTHORS)
+    least: Share = option(0.1, "Least probability of a drafted path", source=AUTHORS)
 
     def tokens(self, match: int) -> int:
         """Returns the most tokens that are drafted after a match of `match` tokens."""
@@ -183,25 +185,21 @@ def _children(text: np.ndarray, places: np.ndarray, least: float) -> list[tuple[
 
 
 @dataclass(frozen=True)
-class SuffixChoices(Checked):
+class SuffixChoices(Speculation):
     """Choices of `suffix`."""
 
-    depth: int = like(Speculation, "depth")
-    factor: float = like(Speculation, "factor")
-    offset: float = like(Speculation, "offset")
-    least: float = like(Speculation, "least")
-    outputs: int = option(
-        2**18, "Tokens of earlier answers that are remembered; 0: none", unit="tokens", low=0, high=2**26
+    outputs: Annotated[int, Ge(0), Le(2**26)] = option(
+        2**18, "Tokens of earlier answers that are remembered; 0: none", unit="tokens"
     )
 
 
 def suffix(p: Parts) -> SuffixDecoding:
     """Lookups in the history, and in earlier answers if any are remembered."""
     c = p.choices
-    texts: tuple[TokenHistory | PastAnswers, ...] = (p.history(),)
+    texts: tuple[TokenHistory | PastAnswers, ...] = (history(p),)
     if c.outputs:
-        texts += (p.one(("outputs", c.outputs), lambda: PastAnswers(c.outputs)),)
-    return SuffixDecoding(texts, Speculation(c.depth, c.factor, c.offset, c.least), p.clock)
+        texts += (p.once(("outputs", c.outputs), lambda: PastAnswers(c.outputs)),)
+    return SuffixDecoding(texts, c, p.clock)
 
 
 METHODS: tuple[Method, ...] = (

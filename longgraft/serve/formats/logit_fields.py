@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from longgraft.acceptance.json_schemas import Problem, followable
-from longgraft.config.settings import LogitSettings
+from longgraft.config.answer_settings import LogitSettings
 from longgraft.serve.formats.json_fields import JsonFields, KnownFields, described_by
 
 MOST = 4096  # most choices or biases; clients send far fewer

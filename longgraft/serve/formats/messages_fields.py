@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from longgraft.config.settings import SamplingSettings
+from longgraft.config.answer_settings import SamplingSettings
 from longgraft.serve.formats.as_chat import chat_of, may_constrain, of_prompt
 from longgraft.serve.formats.contents import MESSAGES, THOUGHTS, notes_on_hosted, text_of
 from longgraft.serve.formats.errors import MOST_PARAM, shortened

@@ -14,8 +14,8 @@ from pydantic import AfterValidator, ConfigDict, Field
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.sampling_defaults import SamplingDefaults
+from longgraft.config.answer_settings import SamplingSettings
 from longgraft.config.method_roles import PLAIN
-from longgraft.config.settings import SamplingSettings
 from longgraft.engine.encoder import stop_strings
 from longgraft.serve.formats.contents import MESSAGES, ContentParts, Message, text_of
 from longgraft.serve.formats.json_fields import JsonFields, KnownFields, described_by

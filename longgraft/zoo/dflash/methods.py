@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longgraft.config.options import Checked, like, option
-from longgraft.config.settings import Drafting
+from longgraft.config.options import Checked, Share, option
+from longgraft.config.settings import DraftWindow
+from longgraft.methods.building import retriever
 from longgraft.methods.method import BUDGET, BUDGETED, Method
 from longgraft.methods.needs import Need, Sources
 from longgraft.methods.parts import Parts
@@ -23,7 +24,7 @@ PAPER = "DFlash (arXiv 2602.06036)"
 class DFlashTreeChoices(Checked):
     """Choices of `dflash-tree`."""
 
-    window: int | None = like(Drafting, "window")
+    window: DraftWindow = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class DFlashChoices(DFlashTreeChoices):
 class GraftedDFlashChoices(DFlashChoices):
     """Choices of `graft-dflash`."""
 
-    threshold: float = option(0.35, "probability of a drafted token below which the block is cut", low=0.0, high=1.0)
+    threshold: Share = option(0.35, "probability of a drafted token below which the block is cut")
     both: bool = option(
         False, "keep the whole block, with the matrix's chain as a branch where it is unsure: use a budget of 24"
     )
@@ -60,8 +61,8 @@ DFLASH: Need[BlockNetwork] = Need("dflash", "a DFlash drafter", _load)
 def memory(p: Parts) -> DFlashCache:
     """The drafter's keys and values."""
     network = p.the(DFLASH)
-    return p.one(
-        ("blocks", id(network), p.choices.window),
+    return p.once(
+        ("blocks", network, p.choices.window),
         lambda: DFlashCache(network, p.choices.window, p.clock, p.target.kernels, p.regions),
     )
 
@@ -93,7 +94,7 @@ GRAFTED = Method(
     "graft-dflash",
     "the block up to its first unsure token, then a chain from the matrix",
     "Draft Less, Retrieve More (arXiv 2605.20104), App. F",
-    lambda p: GraftedDFlashDrafter(drafter(p), p.retriever(chain), p.choices.threshold, p.choices.both),
+    lambda p: GraftedDFlashDrafter(drafter(p), retriever(p, chain), p.choices.threshold, p.choices.both),
     (DFLASH,),
     budget=BLOCK,
     takes=BUDGETED | {"warm"},

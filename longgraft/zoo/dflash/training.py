@@ -14,9 +14,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from longgraft.config.options import Count, Option, Positive, Share
+from longgraft.config.options import Count, Positive, Share
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.layouts import Layers, TargetShape
@@ -42,8 +43,8 @@ class BlockRecipe(DistilledRecipe):
     None stands for the target's own shape, DFlash's feature layers, and the rarest token of the corpus as mask.
     """
 
-    layers: Annotated[int, Option(low=1, high=1000)] = 5  # DFlash's; so is the block
-    block: Annotated[int, Option(low=2, high=1024)] = BLOCK
+    layers: Annotated[int, Ge(1), Le(1000)] = 5  # DFlash's; so is the block
+    block: Annotated[int, Ge(2), Le(1024)] = BLOCK
     # Indices into transformers' hidden_states: layer inputs.
     feature_layers: Layers | None = None
     intermediate: Size | None = None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from longgraft.config.options import Checked, option
 from longgraft.methods.method import Method
@@ -19,9 +22,9 @@ BEAM = "the official code's tree_shape"
 class LongSpecChoices(Checked):
     """The beam's shape: `first` nodes under the root, then `width` nodes at each further level."""
 
-    first: int = option(SHAPE[0], "nodes under the root", low=1, high=256, source=BEAM)
-    width: int = option(SHAPE[1], "nodes of each further level", low=1, high=256, source=BEAM)
-    levels: int = option(len(SHAPE), "levels, each a draft forward", low=1, high=32, source=BEAM)
+    first: Annotated[int, Ge(1), Le(256)] = option(SHAPE[0], "nodes under the root", source=BEAM)
+    width: Annotated[int, Ge(1), Le(256)] = option(SHAPE[1], "nodes of each further level", source=BEAM)
+    levels: Annotated[int, Ge(1), Le(32)] = option(len(SHAPE), "levels, each a draft forward", source=BEAM)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -37,7 +40,7 @@ LONGSPEC: Need[LongSpecNetwork] = Need(
 
 
 def _longspec(p: Parts) -> LongSpecDrafter:
-    memory = p.one(("longspec",), lambda: LongSpecCache(p.the(LONGSPEC), p.target))
+    memory = p.once("longspec", lambda: LongSpecCache(p.the(LONGSPEC), p.target))
     return LongSpecDrafter(memory, p.choices.shape, p.clock)
 
 

@@ -16,10 +16,11 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Le
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from longgraft.config.options import Count, Option
+from longgraft.config.options import Count
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
@@ -43,7 +44,7 @@ class LongSpecRecipe(DistilledRecipe):
     heads: Size | None = None
     kv_heads: Size | None = None
     intermediate: Size | None = None
-    levels: Annotated[int, Option(low=1, high=64)] = DEPTH
+    levels: Annotated[int, Ge(1), Le(64)] = DEPTH
 
     stages: tuple[Stage, ...] = (Stage(2048, skip=0.5),)
     muon_lr: Rate = 5e-3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from longgraft.config.options import Checked, option
+from longgraft.config.options import Checked, Share, option
 from longgraft.methods.method import Method
 from longgraft.methods.needs import Need, Sources
 from longgraft.methods.parts import Parts
@@ -22,13 +22,9 @@ HEADS = "Medusa (arXiv 2401.10774)"
 class TypicalChoices(Checked):
     """Choices of typical acceptance."""
 
-    epsilon: float = option(0.09, "Probability above which a token is always accepted", low=0, high=1, source="Medusa")
-    alpha: float = option(
-        0.3,
-        "Probability above which a token is accepted, as a multiple of exp(-entropy)",
-        low=0,
-        high=1,
-        source="Medusa",
+    epsilon: Share = option(0.09, "Probability above which a token is always accepted", source="Medusa")
+    alpha: Share = option(
+        0.3, "Probability above which a token is accepted, as a multiple of exp(-entropy)", source="Medusa"
     )
 
 
@@ -45,7 +41,7 @@ MEDUSA: Need[MedusaHeads] = Need("medusa-heads", "Medusa heads", _medusa)
 
 def medusa(p: Parts) -> Proposer:
     """Heads on the newest hidden state."""
-    return Medusa(p.one(("last-hidden",), LastHidden), p.the(MEDUSA), p.target.logits, p.clock)
+    return Medusa(p.once("last-hidden", LastHidden), p.the(MEDUSA), p.target.logits, p.clock)
 
 
 def typical_verifier(p: Parts) -> Callable[[Verifier], Verifier]:

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from longgraft.config.options import Count, Option
+from longgraft.config.options import Count
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
@@ -31,7 +32,7 @@ LOGIT_TOKENS = 1024  # tokens whose [tokens, V] logits exist at once
 class MedusaRecipe(DistilledRecipe):
     """Settings of the heads' training."""
 
-    heads: Annotated[int, Option(low=1, high=64)] = 4
+    heads: Annotated[int, Ge(1), Le(64)] = 4
     blocks: Count = 1
     tied: bool = True  # True if they share the target's output embedding
 
