@@ -213,16 +213,17 @@ def test_files_of_a_folder_that_are_no_text_or_excluded_are_left_out_and_counted
         "d.json": b'{"name": "package"}',
         "e.jsonl.gz": b"cut",
         "vendor/f.py": b"import torch",
-        "g.csv": b"1,2",
+        "sub/g.csv": b"1,2",
         ".git/index": b"DIRC",
     }
     folder = tmp_path / "code"
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    asked = ["corpus", "add", "ours", folder, "--exclude", "vendor/*", "--exclude", "*.csv"]
+    (tmp_path / "first.txt").write_text("import numpy")
+    asked = ["corpus", "add", "ours", tmp_path / "first.txt", folder, "--exclude", "vendor/*", "--exclude", "g.csv"]
     code, out, err = run(capsys, monkeypatch, *asked)
-    assert (code, out.split()[:2]) == (0, ["ours:", "3"])
+    assert (code, out.split()[:2]) == (0, ["ours:", "6"])
     assert err.startswith("left out by --exclude: 2\nleft out because they are no text: 4\n")
     assert [name for name in files if f"{folder / name}" in err] == ["b.bin", "c.dat", "d.json", "e.jsonl.gz"]
     for n in range(9):

@@ -423,6 +423,12 @@ def test_an_index_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
     assert gather(root, Cursor("b.py", "from a import used\nused(", ""), 100).snippets
 
 
+def test_an_index_that_was_made_with_other_forms_of_secrets_is_not_used(tmp_path, monkeypatch):
+    before = Index(tmp_path).file
+    monkeypatch.setattr("longgraft.completion.repository.index.SECRET_FORMS", "others")
+    assert Index(tmp_path).file != before
+
+
 def test_a_file_that_became_a_secret_is_not_shown(tmp_path):
     plant(tmp_path, **{"a.py": "x = 1\n"})
     found = repository(tmp_path)

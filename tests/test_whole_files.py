@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from toys.commands import run
 from toys.models import toy_target
 from toys.training import BLOCKS, MEDUSA, counting
@@ -20,6 +21,7 @@ from longgraft.eval.runs.rows import ROWS, Failure, Key, RowLog, read_rows
 from longgraft.eval.runs.sweep import check_folder
 from longgraft.files.new_paths import new_file
 from longgraft.files.whole_files import RowFile, write_weights, written_whole
+from longgraft.models.store import making
 from longgraft.zoo.dflash.training import BlockTrainer
 from longgraft.zoo.medusa.training import MedusaTrainer
 
@@ -69,7 +71,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_writer_on_a_full_disk_names_the_file_and_leaves_nothing(name, tmp_path):
-    with full_disk(100), pytest.raises(ValueError, match=rf"{name} cannot be written: .*[Ff]ile too large.*Make room"):
+    with full_disk(100), pytest.raises(ValueError, match=rf"{name} cannot be written: File too large\. Make room"):
         WRITERS[name](tmp_path / name)
     assert list(tmp_path.iterdir()) == []
     WRITERS[name](tmp_path / name)
@@ -79,7 +81,10 @@ def test_a_writer_on_a_full_disk_names_the_file_and_leaves_nothing(name, tmp_pat
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path):
     checkpoint(BlockTrainer, BLOCKS, tmp_path)
     before = (tmp_path / "checkpoint.pt").read_bytes()
-    with full_disk(len(before) // 2), pytest.raises(ValueError, match=r"checkpoint\.pt cannot be written"):
+    with (
+        full_disk(len(before) // 2),
+        pytest.raises(ValueError, match=r"checkpoint\.pt cannot be written: File too large\."),
+    ):
         checkpoint(BlockTrainer, BLOCKS, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
@@ -90,6 +95,14 @@ def test_weights_and_their_description_are_replaced_together(tmp_path):
     with full_disk(100), pytest.raises(ValueError, match=r"model\.safetensors cannot be written"):
         write_weights(tmp_path, {"layers": 2}, WEIGHTS)
     assert json.loads((tmp_path / "config.json").read_text()) == {"layers": 1}
+
+
+def test_a_model_that_does_not_fit_into_the_cache_leaves_no_part_of_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("LONGGRAFT_CACHE", str(tmp_path))
+    refused = r"Model 'toy' cannot be kept in .*: File too large\. Make room"
+    with full_disk(100), pytest.raises(ValueError, match=refused), making("Model 'toy'", tmp_path / "made", 0) as part:
+        save_file(WEIGHTS, part / "model.safetensors")
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["lock"]
 
 
 def test_a_row_that_does_not_fit_is_cut_off_and_the_rows_before_stay(tmp_path):

@@ -169,7 +169,7 @@ def _documents(chosen: Iterable[tuple[Path, bool]], left_out: LeftOut) -> Iterat
         except ValueError as error:
             left_out.unread.append(str(error))
             continue
-        if any("\0" in document.text for document in found):
+        if found and all("\0" in document.text for document in found):
             left_out.unread.append(f"{path} is binary.")
         else:
             yield from found
