@@ -22,6 +22,7 @@ from longgraft.eval.reports.tables import KINDS, length_name, listed, lossless_l
 from longgraft.eval.runs.folder import Run, numbers
 from longgraft.eval.runs.rows import Failure, Key, Result, Row
 from longgraft.eval.statistics import Mean
+from longgraft.files.whole_files import write_whole, written_whole
 
 # Heads of the CSV files.
 COLUMNS = (
@@ -65,7 +66,7 @@ def write(folder: Path) -> None:
     """Writes the report into a sweep's folder."""
     run = Run.read(folder)
     good = groups.measured(run.rows)
-    (folder / "summary.md").write_text(summary(run), encoding="utf-8")
+    write_whole(folder / "summary.md", summary(run))
     _csv(folder / "summary.csv", COLUMNS, _lines_of_cells(run))
     _csv(folder / "steps.csv", STEP_COLUMNS, lines_of_steps(good, run))
     estimates = list(lines_of(good))
@@ -77,7 +78,7 @@ def write(folder: Path) -> None:
 
 
 def _csv(path: Path, columns: str, lines: Iterable[Sequence[Any]]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with written_whole(path) as part, open(part, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns.split(","))
         writer.writerows(lines)

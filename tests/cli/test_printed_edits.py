@@ -11,7 +11,7 @@ import pytest
 from toys.completing import completing
 
 import longgraft
-from longgraft.cli.complete import shown
+from longgraft.cli.complete import CursorOptions, shown
 from longgraft.completion.cursor import locate
 from longgraft.completion.snippets import LINE_END, Cursor
 from longgraft.completion.window import Edit, Window, without_empty
@@ -57,8 +57,7 @@ def test_the_printed_diff_gives_the_file_the_rewritten_lines_and_keeps_its_line_
     file.write_bytes(before)
     cursor = locate(tmp_path, file.name, 1)
     wanted = rewrite(LINE_END.sub("\n", cursor.text).removesuffix("\n").split("\n"))
-    window = Window.around(replace(cursor, before="", after=LINE_END.sub("\n", cursor.text)))
-    edit = window.edit("\n".join(wanted)).in_file(cursor.text)
+    edit = Window.around(replace(cursor, before="", after=cursor.text)).edit("\n".join(wanted))
     diff = shown(replace(completion, cursor=cursor, edit=edit)) + "\n"
     for command in (["git", "apply", "-"], ["patch", "-p1", "-s"]):
         file.write_bytes(before)
@@ -70,19 +69,35 @@ def test_the_printed_diff_gives_the_file_the_rewritten_lines_and_keeps_its_line_
 
 
 @pytest.mark.parametrize(
-    ("text", "edit", "wanted"),
+    ("text", "answer", "wanted"),
     [
-        ("a\r\nb", (3, 2, "c\n"), (2, 2, "b\r\nc")),
-        ("a\r\nb", (2, 2, "c\n"), (2, 2, "c")),
-        ("a\r\nb", (1, 1, "c\n"), (1, 1, "c\r\n")),
-        ("a\nb\r\nc\n", (2, 2, "x\ny\n"), (2, 2, "x\r\ny\r\n")),
-        ("a\nb", (2, 2, ""), (2, 2, "")),
-        ("", (1, 0, "x\n"), (1, 0, "x\n")),
-        ("a\n", (2, 1, "x\n"), (2, 1, "x\n")),
+        ("a\r\nb", "a\nb\nc\n", (2, 2, "b\r\nc")),
+        ("a\r\nb", "a\nc\n", (2, 2, "c")),
+        ("a\r\nb", "c\nb", (1, 1, "c\r\n")),
+        ("a\nb\r\nc\n", "a\nx\ny\nc\n", (2, 2, "x\r\ny\r\n")),
+        ("a\nb\r\nc\rd\n", "x\nb\nc\ny\n", (1, 4, "x\nb\r\nc\ry\n")),
+        ("a\rb\rc", "a\nx\nc", (2, 2, "x\r")),
+        ("a\nb", "a\n", (2, 2, "")),
+        ("a\nb", "x\nb\ny", (1, 2, "x\nb\ny")),
+        ("a", "a\nb", (1, 1, "a\nb")),
+        ("", "x", (1, 0, "x\n")),
+        ("a\n", "a\nx\n", (2, 1, "x\n")),
+        ("a\r\nb\r\n", "a\r\nx\r\n", (2, 2, "x\r\n")),
     ],
 )
-def test_an_edit_has_the_line_ends_of_the_lines_that_it_replaces(text, edit, wanted):
-    assert Edit("a.py", *edit).in_file(text) == Edit("a.py", *wanted)
+def test_lines_that_stay_keep_their_ends_and_new_ones_get_that_of_the_edits_first_line(text, answer, wanted):
+    for before in ("", text):
+        cursor = Cursor("a.py", before, text.removeprefix(before))
+        assert Window.around(cursor).edit(answer) == Edit("a.py", *wanted)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_file_and_its_unsaved_text_keep_a_byte_order_mark(saved, tmp_path, completion):
+    (tmp_path / "main.py").write_bytes(FILES["marked"].encode())
+    text = None if saved else str(tmp_path / "main.py")
+    cursor = CursorOptions(repo=str(tmp_path), file="main.py", line=1, text=text).cursor()
+    edit = Window.around(cursor).edit("x\nb\nc\n")
+    assert "-\ufeffa\n+\ufeffx\n" in shown(replace(completion, cursor=cursor, edit=edit))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -92,10 +107,10 @@ def test_an_applied_edit_gives_the_file_the_rewritten_lines(seed):
         lines = draw.choices(("", "    ", "a", "b", "}", "\u00e9 "), k=draw.randint(0, 9))
         text = "".join(line + draw.choice(("\n", "\r\n")) for line in lines) + draw.choice(("", "", "end"))
         shown_lines = LINE_END.sub("\n", text).split("\n")
-        window = Window.around(Cursor("a.py", "", "\n".join(shown_lines)))
+        window = Window.around(Cursor("a.py", "", text))
         at = draw.randint(0, len(shown_lines))
         new = [*shown_lines[:at], *draw.choices("abX", k=draw.randint(0, 3)), *shown_lines[at + draw.randint(0, 3) :]]
         edit = window.edit("\n".join(new))
-        after = text if edit is None else edit.in_file(text).applied(text)
+        after = text if edit is None else edit.applied(text)
         wanted = new if without_empty(new) else shown_lines  # an empty answer changes nothing
         assert without_empty(LINE_END.split(after)) == without_empty(wanted)

@@ -191,7 +191,7 @@ def test_a_cursor_is_a_line_and_a_column_of_a_file(tmp_path):
         (".", 1, None, "is no file"),
         (".env", 1, None, "never read into a prompt"),
         ("hidden.py", 1, None, "never read into a prompt"),
-        ("held.py", 1, None, "holds a private key or an access token"),
+        ("held.py", 1, None, "holds a private key, an access token or a pass"),
         ("latin.py", 1, None, "not UTF-8 at byte 1"),
     ],
 )

@@ -121,6 +121,11 @@ LINES = tuple("abcdefgh")
 FOLLOWING = ("i", "j", "k")
 
 
+def window_of(lines, following=FOLLOWING) -> Window:
+    """Returns a window at a file's beginning."""
+    return Window("a.py", 1, tuple(lines), ("\n",) * len(lines), following)
+
+
 @pytest.mark.parametrize(
     ("answer", "edit"),
     [
@@ -142,7 +147,7 @@ FOLLOWING = ("i", "j", "k")
 )
 @pytest.mark.parametrize("end", ["", "\n", "\n\n"])
 def test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it(answer, edit, end):
-    found = Window("a.py", 1, LINES, FOLLOWING).edit("\n".join(answer) + end)
+    found = window_of(LINES).edit("\n".join(answer) + end)
     wanted = edit and Edit("a.py", edit[0], edit[1], "".join(f"{line}\n" for line in edit[2]))
     assert found == wanted
 
@@ -166,20 +171,25 @@ def test_lines_after_blank_ones_at_the_files_end_do_not_repeat_these(text, answe
 @pytest.mark.parametrize(
     ("begun", "whole"),
     [
-        ("abcXef", "abcXefgh"),
+        ("abcXef", None),
+        ("abcXefgh", None),
+        ("abcXdef", "abcXdefgh"),
+        ("abXdefgh", "abXdefgh"),
+        ("abXdefg", None),
         ("abcXe", None),
         ("abc", None),
-        ("abcef", "abcefgh"),
+        ("abdef", None),
+        ("abdefgh", "abdefgh"),
         ("abcXdefg", "abcXdefgh"),
         ("abcdefghi", "abcdefgh"),
         ("abcdefghX", None),
         ("abcXYZ", None),
-        ("abcXefgY", "abcXefgh"),
-        ("abcXefXY", "abcXefgh"),
+        ("abXdefghY", "abXdefgh"),
+        ("abXdefghXY", "abXdefgh"),
     ],
 )
 def test_an_edit_is_complete_when_the_answer_comes_back_to_the_window(begun, whole):
-    ending = RewriteEnding("block", Window("a.py", 1, LINES, FOLLOWING))
+    ending = RewriteEnding("block", window_of(LINES))
     text = "".join(f"{line}\n" for line in begun)
     rejoined = ending.window.rejoined(text + "par")
     assert rejoined == (whole and "\n".join(whole)) and (ending.of(text + "par") is None) == (whole is None)
@@ -191,18 +201,70 @@ def test_an_edit_is_complete_when_the_answer_comes_back_to_the_window(begun, who
     [
         ("a x y x y d", "a Z x y"),
         ("x y b x y c", "x y Z x y"),
+        ("x y b c", "x y Z x y"),
         ("a  b  c d", "Z  b "),
         ("a  c d", "Z  c"),
         ("f ( x ) } tail", "g ( q ) }"),
     ],
 )
 def test_lines_that_an_insertion_may_have_too_do_not_complete_an_edit(lines, begun):
-    window = Window("a.py", 1, tuple(lines.split(" ")), ("", "next"))
+    window = window_of(lines.split(" "), ("", "next"))
     assert window.rejoined("\n".join(begun.split(" ")) + "\n") is None
 
 
+@pytest.mark.parametrize(
+    ("begun", "whole"),
+    [
+        ("class A:|    def n(self):|        a()|        b()", None),  # inserted before m, or m renamed
+        ("class A:|    def n(self):|        a()|        b()|        c()|    x = 1", None),
+        ("class A:|    def n(self):|        a()|        b()|        c()|    x = 1|    y = 2", "n"),
+        ("class A:|    def m(self):|        z()|        b()|        c()|    x = 1", "z"),
+        ("class A:|    def m(self):|        z()|        b()|        c()", None),
+    ],
+)
+def test_lines_like_those_of_a_similar_block_complete_an_edit_where_they_leave_the_block(begun, whole):
+    lines = [
+        "class A:",
+        "    def m(self):",
+        "        a()",
+        "        b()",
+        "        c()",
+        "    x = 1",
+        "    y = 2",
+        "    z = 3",
+    ]
+    changed = {
+        "n": [lines[0], "    def n(self):", *lines[2:]],
+        "z": [*lines[:2], "        z()", *lines[3:]],
+    }
+    found = window_of(lines).rejoined(begun.replace("|", "\n") + "\n")
+    assert found == (whole and "\n".join(changed[whole]))
+
+
+def test_a_method_inserted_before_a_similar_one_leaves_that_ones_header():
+    old = [
+        "class A:",
+        "    def old(self):",
+        '        """Does it."""',
+        "        start()",
+        "        return 1",
+        "",
+        "x = 1",
+    ]
+    new = [old[0], "    def new(self):", *old[2:4], "        return 2", "", *old[1:]]
+    window = window_of(old, ())
+    ending = RewriteEnding("block", window)
+    text = ""
+    for line in new:
+        text += f"{line}\n"
+        if ending.of(text) is not None:
+            break
+    edit = ending.edit(text, "block")
+    assert edit.applied("\n".join(old)) == "\n".join(new)
+
+
 def test_a_blank_line_after_the_window_may_begin_an_insertion():
-    window = Window("a.py", 1, LINES, ("", "i"))
+    window = window_of(LINES, ("", "i"))
     whole = "\n".join(LINES) + "\n\n"
     assert (window.rejoined(whole), window.rejoined(whole + "i\n")) == (None, "\n".join(LINES))
 
@@ -212,6 +274,14 @@ def test_the_window_is_the_cursors_line_with_ten_lines_on_each_side():
     window = Window.around(Cursor("a.py", "\n".join(lines[:50]), "\n" + "\n".join(lines[50:])))
     assert (window.first_line, window.lines) == (40, tuple(lines[39:60])) and window.following[:2] == ("61", "62")
     assert Window.around(Cursor("a.py", "", "1\n2")).lines == ("1", "2")
+
+
+def test_a_window_within_a_file_has_the_ends_of_its_own_lines():
+    before = "".join(f"{n}\n" for n in range(30))
+    window = Window.around(Cursor("a.py", before, "30\r\n31\r32"))
+    assert window.ends == (*["\n"] * 10, "\r\n", "\r", "")
+    window = Window.around(Cursor("a.py", before, "".join(f"{n}\r\n" for n in range(30, 60))))
+    assert window.ends == (*["\n"] * 10, *["\r\n"] * 11)
 
 
 def test_the_current_window_is_a_prediction(repo):
@@ -333,6 +403,9 @@ def test_zed_gets_the_models_answer_and_the_fields_that_it_reads(monkeypatch):
     }.items()
     assert {"prompt_tokens", "completion_tokens", "total_tokens"} <= set(found["usage"])
     assert session.tokenizer.decode(requests[0].predictions[0]) == NOW
+    (newline,) = session.tokenizer("\n", add_special_tokens=False)["input_ids"]
+    found = posted(session, "/v1/completions", ZED | {"max_tokens": 3, "logit_bias": {str(newline): 100}})
+    assert found["choices"][0]["text"] == "\n\n\n"  # Zed takes them as they are (zed#62635)
 
 
 @pytest.mark.parametrize(("path", "more"), [("/v1/completions", {}), ("/completion", {"n_predict": 8})])

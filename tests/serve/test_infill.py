@@ -260,12 +260,35 @@ def test_an_answer_whose_time_is_up_has_nothing_of_the_next_line():
     assert "".join(asyncio.run(texts(stop, steps))) == "ab\n"
 
 
+def test_a_file_with_other_line_ends_is_shown_and_answered_with_one_kind_of_them():
+    asked = dict(input_suffix="\nx = 1\n", input_extra=EXTRA, n_predict=60, temperature=1.0, seed=3, stop=["zz\n"])
+    plain = one(**asked)
+    assert "\n" in plain["content"]
+    for end in ("\r\n", "\r"):
+        other = json.loads(json.dumps(asked | {"input_prefix": BEFORE}).replace("\\n", json.dumps(end)[1:-1]))
+        found = one(**other)
+        assert found["prompt"] == plain["prompt"]
+        assert found["content"] == plain["content"].replace("\n", end)
+
+
+def test_line_ends_that_the_model_writes_in_two_steps_are_one():
+    async def steps():
+        for text in ("a\r", "\nb", "\rc\r\n"):
+            yield Step(tokens=(1,), text=text)
+
+    async def texts(stop):
+        return [step.text async for step in stop.trimmed(steps())]
+
+    assert "".join(asyncio.run(texts(InfillStop(line_end="\r\n")))) == "a\r\nb\r\nc\r\n"
+    assert "".join(asyncio.run(texts(InfillStop()))) == "a\r\nb\rc\r\n"
+
+
 @pytest.mark.parametrize(
     ("held", "said", "kept"),
     [("  ", "  x", "x"), ("  ", " ", ""), ("  ", " x", "x"), ("", " x", " x"), ("\t", "  x", "  x")],
 )
 def test_blanks_before_the_cursor_are_not_repeated(held, said, kept):
-    assert InfillStop(held=held).without_held(said) == kept
+    assert InfillStop(held=held).after_cursor(said) == kept
 
 
 def test_a_stop_string_is_named():

@@ -120,6 +120,10 @@ def test_a_corpus_of_another_tokenizer_or_half_a_file_is_refused(tmp_path):
     made.save(path, IDENTITY | {"model": "ours"})
     with pytest.raises(ValueError, match=r"made for model 'ours', and 'yours' has another tokenizer. Remove it"):
         Corpus.load(path, {"tokenizer": "theirs", "model": "yours"})
+    made.save(path, IDENTITY)
+    with pytest.raises(ValueError, match=r"made for a model that it does not name, and 'yours' has another tokenizer"):
+        Corpus.load(path, {"tokenizer": "theirs", "model": "yours"})
+    made.save(path, IDENTITY | {"model": "ours"})
     assert Corpus.load(path, IDENTITY | {"model": "the same by another name"}).tokens.tolist() == [5, 6, 7]
     replace(made, order=made.order[:2]).save(path, IDENTITY)
     with pytest.raises(ValueError, match=r"'ours' holds tokens torch.int32 \[3\] and order torch.int32 \[2\]"):
@@ -195,10 +199,40 @@ def test_files_are_added_kept_listed_and_removed(tmp_path, capsys, monkeypatch):
     assert run(capsys, monkeypatch, "corpus")[1].split()[:3] == ["ours", "5", "tokens"]
     nothing = run(capsys, monkeypatch, "corpus", "add", "ours", tmp_path / "code", "--endings", ".zig")
     assert nothing[0] != 0 and "no text to add with these endings" in nothing[2]
-    with pytest.raises(ValueError, match="belongs to tokenizer"):
+    with pytest.raises(ValueError, match="was made for model 'embedded', and 'embedded' has another tokenizer"):
         load_needs(find("rest"), replace(sources, tokenizer=None))
     assert run(capsys, monkeypatch, "corpus", "remove", "ours")[0] == 0
     assert "There is no corpus 'ours'; known: none. Make it:" in run(capsys, monkeypatch, "corpus", "remove", "ours")[2]
+
+
+def test_files_of_a_folder_that_are_no_text_or_excluded_are_left_out_and_counted(tmp_path, capsys, monkeypatch):
+    files = {
+        "a.py": b"import numpy",
+        "b.bin": b"\x89PNG\r\n",
+        "c.dat": b"\0\0",
+        "d.json": b'{"name": "package"}',
+        "e.jsonl.gz": b"cut",
+        "vendor/f.py": b"import torch",
+        "sub/g.csv": b"1,2",
+        ".git/index": b"DIRC",
+    }
+    folder = tmp_path / "code"
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    (tmp_path / "first.txt").write_text("import numpy")
+    asked = ["corpus", "add", "ours", tmp_path / "first.txt", folder, "--exclude", "vendor/*", "--exclude", "g.csv"]
+    code, out, err = run(capsys, monkeypatch, *asked)
+    assert (code, out.split()[:2]) == (0, ["ours:", "6"])
+    assert err.startswith("left out by --exclude: 2\nleft out because they are no text: 4\n")
+    assert [name for name in files if f"{folder / name}" in err] == ["b.bin", "c.dat", "d.json", "e.jsonl.gz"]
+    for n in range(9):
+        (folder / f"z{n}.bin").write_bytes(b"\xff")
+    code, _, err = run(capsys, monkeypatch, "corpus", "add", "others", folder, "--endings", ".bin")
+    assert code == 2
+    assert "no text to add with these endings" in err
+    assert err.splitlines()[1::9] == ["left out because they are no text: 10", "and 2 more"]
+    assert run(capsys, monkeypatch, "corpus", "add", "ours", folder / "b.bin")[0] == 2
 
 
 @pytest.mark.parametrize("name", ["../ours", "a/b", "", ".ours", "-x", "a b", "n" * 101])
