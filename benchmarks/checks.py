@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from importlib import metadata
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.machine import Machine, Work, race
-from benchmarks.report import Report, Row
+from benchmarks.report import Report, Row, version_of
 from benchmarks.texts import ROOT
 from longgraft.kernels.build import NotBuilt
 from longgraft.memories.continuations import compiled
@@ -54,19 +54,17 @@ class _Collected:
             self.ended.add(report.nodeid)
             if report.failed:
                 self.failed.add(report.nodeid)
-            name = report.nodeid.rsplit("/", 1)[-1].partition("::")[2]
-            test, _, case = name.partition("[")
-            self.report.add(
-                Row(
-                    test.removeprefix("test_").replace("_", " "),
-                    case.rstrip("]"),
-                    report.duration,
-                    note=_reason(report),
-                    ok=None if report.skipped else report.passed,
-                )
-            )
+            self.report.add(_row(report))
         if self.report.left <= 0:
             self.runner.shouldstop = "no time is left"
+
+
+def _row(report: pytest.TestReport) -> Row:
+    name = report.nodeid.rsplit("/", 1)[-1].partition("::")[2]
+    test, _, case = name.partition("[")
+    shown = test.removeprefix("test_").replace("_", " ")
+    ok = None if report.skipped else report.passed
+    return Row(shown, case.rstrip("]"), report.duration, note=_reason(report), ok=ok)
 
 
 def _reason(report: pytest.TestReport) -> str:
@@ -90,32 +88,14 @@ def tests(report: Report, chosen: str = "", workers: int = 0) -> None:
     Raises:
         RuntimeError: no test could be run.
     """
-    files = [str(path) for path in sorted((ROOT / "tests").glob("test_*.py")) if "mark.gpu" in path.read_text()]
+    files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
     if not files:
         raise RuntimeError(f"{ROOT / 'tests'} has no test that is marked gpu.")
     seen = _Collected(report)
     # The options in pyproject.toml are for running the whole suite on many cores, so they are cleared.
-    status = pytest.main(
-        [
-            "-q",
-            "-o",
-            "addopts=",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "gpu",
-            "-k",
-            chosen,
-            "-n",
-            str(workers),
-            "--rootdir",
-            str(ROOT),
-            "--on",
-            report.device.type,
-            *files,
-        ],
-        plugins=[seen],
-    )
+    options = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "gpu", "-k", chosen, "-n", str(workers)]
+    options += ["--rootdir", str(ROOT), "--on", report.device.type]
+    status = pytest.main([*options, *files], plugins=[seen])
     if status == pytest.ExitCode.INTERRUPTED and report.left <= 0:
         report.left_out.append("the rest of the tests")
     elif status not in ENDED or not seen.ended:
@@ -125,42 +105,35 @@ def tests(report: Report, chosen: str = "", workers: int = 0) -> None:
 def software(device: torch.device) -> Iterator[Row]:
     """Yields what this machine has of the packages, compilers and kernels that longgraft can use."""
     for name in PACKAGES:
-        try:
-            yield Row("package", name, note=metadata.version(name))
-        except metadata.PackageNotFoundError:
-            yield Row("package", name, note="missing")
+        yield Row("package", name, note=version_of(name) or "missing")
     for name in ("c++", "nvcc"):
         yield Row("compiler", name, note=shutil.which(name) or "missing")
     text = compiled()
     yield Row("kernels", "continuations of the text", note=str(text) if isinstance(text, NotBuilt) else "compiled")
     for dtype in (torch.bfloat16, torch.float32) if device.type == "cuda" else ():
         small = kernels_for(torch.empty(0, device=device).device, dtype)
-        yield Row(
-            "kernels",
-            f"fused, {str(dtype)[6:]}",
-            note=str(small) if isinstance(small, NotBuilt) else "compiled",
-            ok=not isinstance(small, NotBuilt),
-        )
+        failed = isinstance(small, NotBuilt)
+        yield Row("kernels", f"fused, {str(dtype)[6:]}", note=str(small) if failed else "compiled", ok=not failed)
 
 
 def capability(machine: Machine, patience: float, side: int = 4096) -> Iterator[Row]:
     """Yields the rates that floors are computed from, and products of 1 and 64 rows with weights in no cache."""
-    device, dtype = machine.device, machine.dtype
+    device = machine.device
+    dtype = machine.dtype
     yield Row("copy", f"{machine.copy / 1e9:,.0f} GB/s", note="read and written")
     yield Row("square product", f"{machine.products / 1e12:,.1f} TFLOP/s", note=str(dtype)[6:])
-    yield Row(
-        "least launch",
-        f"{1e6 * machine.latency:.1f} us",
-        machine.latency,
-        note="an empty graph" if device.type == "cuda" else "one operation",
-    )
+    launch = "an empty graph" if device.type == "cuda" else "one operation"
+    yield Row("least launch", f"{1e6 * machine.latency:.1f} us", machine.latency, note=launch)
     weights = [torch.randn(side, side, device=device, dtype=dtype) for _ in range(16)]
     for rows in (1, 64):
-        x, turn = torch.randn(rows, side, device=device, dtype=dtype), cycle(weights)
+        x = torch.randn(rows, side, device=device, dtype=dtype)
+        turn = cycle(weights)
+        seconds = race({"": partial(_product, x, turn)}, device, patience)[""]
+        work = Work(dtype.itemsize * side * (side + 2 * rows), 2.0 * rows * side * side)
+        floor, bound = machine.floor(work)
+        case = f"{side:,} x {side:,}"
+        yield Row(f"product, {rows} rows", case, seconds, floor, bound, figures={"rows": rows})
 
-        def product(x: Tensor = x, turn: Iterator[Tensor] = turn) -> Tensor:
-            return x @ next(turn)
 
-        took = race({"": product}, device, patience)[""]
-        floor, bound = machine.floor(Work(dtype.itemsize * side * (side + 2 * rows), 2.0 * rows * side * side))
-        yield Row(f"product, {rows} rows", f"{side:,} x {side:,}", took, floor, bound, figures={"rows": rows})
+def _product(x: Tensor, turn: Iterator[Tensor]) -> Tensor:
+    return x @ next(turn)

@@ -1,83 +1,54 @@
 """Completion of lines held out of a real repository: accuracy and speed, with and without other files in the prompt.
 
-    python -m benchmarks.completion run urllib3-2.8.0 held-out --files "src/urllib3/**/*.py"
-    python -m benchmarks.completion run REPO OUT --model qwen2.5-coder-0.5b --timed 0 --minutes 120
-    python -m benchmarks.completion report held-out
+    python -m benchmarks completion run urllib3-2.8.0 held-out --files "src/urllib3/**/*.py"
+    python -m benchmarks completion run REPO OUT --model qwen2.5-coder-0.5b --timed 0 --minutes 120
+    python -m benchmarks completion report held-out
 
 A seed draws the lines.  Each is completed with the ten lines above it (none), with the file above it (file), and with
 passages of the repository, too.  The prompt contains nothing below the line, unless --below.  Completions are greedy
 and end with their line.  A small model soon repeats itself in greedy decoding, and in a loop every guess is right.
 Speed is therefore measured on the file's own continuation, which replaces the draws, with the method and with plain
 decoding.  An interrupted run can be continued.  Files are gathered and laid out as in `longgraft complete`.
+OMP_NUM_THREADS is the number of threads; without it there is one.
 """
 
 from __future__ import annotations
 
-import ast
 import csv
 import json
-import random
-import re
-import statistics
+import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import torch
 import typer
 from rapidfuzz import fuzz
 
+from benchmarks import json_rows
+from benchmarks.held_lines import SHOWN, Held, held_out, shown_names
+from benchmarks.options import Minutes, Model, Seed
 from benchmarks.report import environment
+from benchmarks.tables import middle, print_table
 from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
-from longgraft.completion.repository.files import repository
 from longgraft.completion.repository.source import WORD
-from longgraft.completion.retrieval.candidates import FINDERS, CursorContext
-from longgraft.completion.retrieval.gather import choose, gather
-from longgraft.completion.retrieval.similar_windows import COMMON
-from longgraft.completion.snippets import Cursor
+from longgraft.completion.retrieval.candidates import FINDERS
+from longgraft.completion.retrieval.gather import gather
+from longgraft.completion.snippets import Snippet
+from longgraft.config.method_roles import PLAIN
+from longgraft.engine.request import Request
 from longgraft.engine.session import Session, answer
-from longgraft.files.json_lines import read_json_lines
 from longgraft.loading import load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-ABOVE = 10  # least number of lines above a held-out line
-CHARACTERS = 10  # least number of characters of a held-out line
 CONTEXTS = ("none", "file", "repository")
-# Strings and comments of Python.
-QUOTED = re.compile(
-    r'"""[\s\S]*?(?:"""|\Z)|\'\'\'[\s\S]*?(?:\'\'\'|\Z)'
-    r'|"(?:\\.|[^"\\\n])*"?|\'(?:\\.|[^\'\\\n])*\'?|#[^\n]*'
-)
-PLAIN = "ar"
-SHOWN = (8_000, 16_000, 32_000)  # characters of pieces for which `names` counts
-
-
-@dataclass(frozen=True)
-class Held:
-    """A held-out line of code; the cursor is between its indentation and its first character.
-
-    rest: the file from the cursor on; asks: names in the line that occur in another file, but not above in this file
-    """
-
-    path: str
-    line: int
-    truth: str
-    rest: str
-    cursor: Cursor
-    asks: tuple[str, ...]
-
-    def cursor_for(self, context: str, below: bool) -> Cursor:
-        """Returns the cursor with the file as far as a context shows it.  below: the lines after it, too"""
-        before = self.cursor.before
-        if context == "none":
-            before = "\n".join(before.split("\n")[-ABOVE - 1 :])
-        after = self.rest.partition("\n")[2] if below else ""
-        return Cursor(self.path, before, f"\n{after}" if after else "")
+ROWS = "rows.jsonl"
+Files = Annotated[str, typer.Option(help="Files that lines are drawn from.")]
 
 
 @dataclass(frozen=True)
@@ -103,80 +74,110 @@ class Row:
     prefill_seconds: float
     decode_seconds: float
 
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.path, self.line
 
-def held_out(root: Path, files: str, seed: int, count: int) -> list[Held]:
-    """Returns held-out lines; see `drawn_lines`."""
-    sources = repository(root).sources("x.py")[0]
-    found = []
-    for path, number, text in drawn_lines(root, files, seed, count):
-        lines = text.split("\n")
-        here = lines[number - 1]
-        indent = here[: len(here) - len(here.lstrip())]
-        cursor = Cursor(path, "\n".join([*lines[: number - 1], indent]), "")
-        new = set(WORD.findall(QUOTED.sub("", here))) - COMMON - set(WORD.findall(cursor.before))
-        asks = sorted(name for name in new if any(name in one.names for other, one in sources.items() if other != path))
-        rest = "\n".join([here[len(indent) :], *lines[number:]])
-        found.append(Held(path, number, here.strip(), rest, cursor, tuple(asks)))
-    return found
+    @property
+    def rate(self) -> float:
+        """Tokens per second after the first one, which reading the prompt gives."""
+        return (self.new_tokens - 1) / self.decode_seconds
 
 
-def drawn_lines(root: Path, files: str, seed: int, count: int) -> list[tuple[str, int, str]]:
-    """Draws lines of code by a seed: no blank lines, comments, imports or parts of multi-line strings.
+@dataclass(frozen=True)
+class Prompting:
+    """A layout of prompts.  tokens: most tokens of a prompt; below: it shows the lines after the cursor, too"""
 
-    Returns (path, line, text of the file) each.
-    """
-    sources = repository(root).sources("x.py")[0]
-    lines = [
-        line
-        for path in sorted(root.glob(files))
-        if path.relative_to(root).as_posix() in sources
-        for line in _code_lines(root, path)
-    ]
-    random.Random(seed).shuffle(lines)
-    return lines[:count]
+    repo: Path
+    layout: PromptLayout
+    tokens: int
+    below: bool
+
+    def question(self, held: Held, context: str) -> Question:
+        """Lays out the prompt of a line in a context."""
+        cursor = held.cursor_for(context, self.below)
+        shown: Sequence[Snippet] = ()
+        if context == "repository":
+            shown = gather(self.repo, cursor, self.tokens).snippets
+        prompt = self.layout.lay_out(cursor, shown, self.tokens, self.repo.name if shown else "")
+        return Question(held, context, prompt)
 
 
-def _code_lines(root: Path, path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yields (path, line, text of the file) of every line that may be held out."""
-    text = path.read_text(encoding="utf-8")
-    excluded = set[int]()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.Import, ast.ImportFrom)) or (
-            isinstance(node, ast.Constant) and isinstance(node.value, str) and node.end_lineno != node.lineno
-        ):
-            excluded |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    for number, line in enumerate(text.split("\n"), 1):
-        code = line.strip()
-        if number > ABOVE and number not in excluded and len(code) >= CHARACTERS and not code.startswith("#"):
-            yield path.relative_to(root).as_posix(), number, text
+@dataclass(frozen=True)
+class Question:
+    """A held-out line with a prompt."""
+
+    held: Held
+    context: str
+    prompt: CompletionPrompt
+
+    def greedy(self, session: Session, new: int) -> Row:
+        """Answers greedily up to the end of the line."""
+        return self._row(session, "greedy", self._open(session, new, None, "\n"))
+
+    def replay(self, session: Session, ids: Sequence[int]) -> Row:
+        """Answers with these tokens, as if the model had drawn them."""
+        return self._row(session, "replay", self._open(session, len(ids), Sampling(replay=ids), ()))
+
+    def _open(self, session: Session, new: int, sampling: Sampling | None, stop: str | tuple[()]) -> Request:
+        return session.open(self.prompt.ids, new, sampling, stop, eos=(), prediction=self.prompt.prediction or None)
+
+    def _row(self, session: Session, mode: str, request: Request) -> Row:
+        held = self.held
+        made = answer(request, False)
+        stats = made.stats
+        said = made.text.split("\n")[0].strip()
+        seen = set[str]()
+        for piece in self.prompt.used:
+            seen.update(WORD.findall(piece.text))
+        return Row(
+            path=held.path,
+            line=held.line,
+            context=self.context,
+            method=session.method,
+            mode=mode,
+            truth=held.truth,
+            said=said,
+            exact=said == held.truth,
+            similarity=fuzz.ratio(said, held.truth) / 100,
+            asks=len(held.asks),
+            shown=len(seen.intersection(held.asks)),
+            prompt_tokens=stats.prompt_tokens,
+            piece_tokens=sum(self.prompt.tokens),
+            new_tokens=stats.new_tokens,
+            steps=stats.steps,
+            accepted=sum(stats.accepted_per_step),
+            prefill_seconds=stats.prefill_seconds,
+            decode_seconds=stats.decode_seconds,
+        )
 
 
 @app.command()
 def run(
     repo: Path,
     out: Path,
-    files: Annotated[str, typer.Option(help="Files that lines are drawn from.")] = "**/*.py",
+    files: Files = "**/*.py",
     lines: int = 100,
-    seed: int = 0,
+    seed: Seed = 0,
     tokens: Annotated[int, typer.Option(help="Most tokens of a prompt.")] = 4096,
     new: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
     timed: Annotated[int, typer.Option(help="N: every Nth line is timed, beside plain decoding; 0: none.")] = 5,
     method: Annotated[str | None, typer.Option(help="None: the model's default.")] = None,
-    minutes: float = 30.0,
-    model: Annotated[str | None, typer.Option(help="None: the embedded pair.")] = None,
+    minutes: Minutes = 30.0,
+    model: Model = None,
     below: Annotated[bool, typer.Option(help="Show the lines below, too.")] = False,
 ) -> None:
     """Complete every line with no context, with the file's and with the repository's; write one row per answer."""
-    end, out = time.monotonic() + 60 * minutes, out.resolve()
+    end = time.monotonic() + 60 * minutes
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    session = load(model, tell=False, **({} if method is None else {"method": method}))
-    method = session.method
-    sessions = {method: session}
+    chosen = {} if method is None else {"method": method}
+    session = load(model, tell=False, **chosen)
+    sessions = [session]
     if timed:
-        sessions[PLAIN] = load(model, method=PLAIN, tell=False)
-    layout = PromptLayout(session.tokenizer, session.target.vocab_size)
-    about = {
-        **environment(session.target.device),
+        sessions.append(load(model, method=PLAIN, tell=False))
+    about = environment(session.target.device) | {
         "model": session.target.name,
         "repository": repo.name,
         "files": files,
@@ -185,95 +186,43 @@ def run(
         "tokens": tokens,
         "new": new,
         "timed": timed,
-        "method": method,
+        "method": session.method,
         "below": below,
     }
     (out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
-    rows = out / "rows.jsonl"
-    done = {(row.path, row.line, row.context) for row in read(rows)}
+    done = {(*row.place, row.context) for row in read(out)} if (out / ROWS).exists() else set()
+    prompting = Prompting(repo, PromptLayout(session.tokenizer, session.target.vocab_size), tokens, below)
     for number, held in enumerate(held_out(repo.resolve(), files, seed, lines)):
-        # The order changes, so that no method always runs second on a warm machine.
-        names = () if not timed or number % timed else list(sessions)[:: 1 if number // timed % 2 else -1]
+        replaying: list[Session] = []
+        if timed and number % timed == 0:
+            # The order changes, so that no method always runs second on a warm machine.
+            replaying = sessions[::-1] if number // timed % 2 == 0 else sessions
         for context in CONTEXTS:
-            if (held.path, held.line, context) in done or time.monotonic() > end:
-                continue
-            cursor = held.cursor_for(context, below)
-            shown = gather(repo, cursor, tokens).snippets if context == "repository" else ()
-            laid = layout.lay_out(cursor, shown, tokens, repo.name if shown else "")
-            ids = layout.coder.ids(laid.held + held.rest)[:new]
-            made = [
-                _answer_row(session, held, laid, context, method, new),
-                *(_answer_row(sessions[name], held, laid, context, name, len(ids), ids) for name in names),
-            ]
-            with rows.open("a") as file:  # all rows together, so that no pair of line and context is half done
-                file.writelines(json.dumps(asdict(row)) + "\n" for row in made)
+            if (held.path, held.line, context) not in done and time.monotonic() <= end:
+                question = prompting.question(held, context)
+                ids = prompting.layout.coder.ids(question.prompt.held + held.rest)[:new]
+                made = [question.greedy(session, new)]
+                made += [question.replay(one, ids) for one in replaying]
+                json_rows.append(out / ROWS, map(asdict, made))
 
 
-def _answer_row(
-    session: Session,
-    held: Held,
-    laid: CompletionPrompt,
-    context: str,
-    method: str,
-    new: int,
-    replay: Sequence[int] | None = None,
-) -> Row:
-    sampling = None if replay is None else Sampling(replay=replay)
-    stop = "\n" if replay is None else ()
-    made = answer(session.open(laid.ids, new, sampling, stop, eos=(), prediction=laid.prediction or None), False)
-    stats, said = made.stats, made.text.split("\n")[0].strip()
-    seen = {name for piece in laid.used for name in WORD.findall(piece.text)}
-    return Row(
-        held.path,
-        held.line,
-        context,
-        method,
-        "greedy" if replay is None else "replay",
-        held.truth,
-        said,
-        said == held.truth,
-        fuzz.ratio(said, held.truth) / 100,
-        len(held.asks),
-        len(seen.intersection(held.asks)),
-        stats.prompt_tokens,
-        sum(laid.tokens),
-        stats.new_tokens,
-        stats.steps,
-        sum(stats.accepted_per_step),
-        stats.prefill_seconds,
-        stats.decode_seconds,
-    )
-
-
-def read(path: Path) -> list[Row]:
-    return [Row(**line.value) for line in read_json_lines(path)] if path.exists() else []
+def read(out: Path) -> list[Row]:
+    return json_rows.read(out / ROWS, Row, "Give the folder of a run.")
 
 
 @app.command()
-def names(repo: Path, files: str = "**/*.py", lines: int = 60, seed: int = 1) -> None:
+def names(repo: Path, files: Files = "**/*.py", lines: int = 60, seed: Seed = 1) -> None:
     """Count, without a model, the names of other files that held-out lines need and that retrieved pieces contain.
 
     The share is printed for all finders and for each of them alone, by the characters of the pieces.
     """
-    root, found = repo.resolve(), repository(repo)
-    asked = [held for held in held_out(root, files, seed, lines) if held.asks]
-    for label, finders in (("all", FINDERS), *((finder.__name__, (finder,)) for finder in FINDERS)):
+    asked = [held for held in held_out(repo.resolve(), files, seed, lines) if held.asks]
+    total = sum(len(held.asks) for held in asked)
+    choices = {"all": FINDERS} | {finder.__name__: (finder,) for finder in FINDERS}
+    for label, finders in choices.items():
         shown = Counter[int]()
         for held in asked:
-            sources = found.sources(held.path)[0]
-            del sources[held.path]
-            place = CursorContext(held.cursor, found, sources)
-            pieces = choose(place, finders, SHOWN[-1])
-            for size in SHOWN:
-                sizes = accumulate(len(piece.text) for piece in pieces)
-                seen = {
-                    name
-                    for piece, end in zip(pieces, sizes, strict=True)
-                    if end <= size
-                    for name in WORD.findall(piece.text)
-                }
-                shown[size] += len(seen.intersection(held.asks))
-        total = sum(len(held.asks) for held in asked)
+            shown.update(shown_names(repo, held, finders))
         print(
             f"{repo.name:20} {label:10} {total:4} names in {len(asked)} of {lines} lines:",
             *(f"{size:,} characters {shown[size] / total:.2f}" for size in SHOWN),
@@ -283,8 +232,7 @@ def names(repo: Path, files: str = "**/*.py", lines: int = 60, seed: int = 1) ->
 @app.command()
 def report(out: Path) -> None:
     """Print the table of a run, and write it to `summary.csv`."""
-    rows = read(out / "rows.jsonl")
-    found = list(summary(rows))
+    found = list(summary(read(out)))
     with (out / "summary.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
         writer.writeheader()
@@ -292,61 +240,46 @@ def report(out: Path) -> None:
     print_table(found)
 
 
-def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Prints rows of the same columns as a Markdown table."""
-    print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
-    for row in rows:
-        print("| " + " | ".join(map(str, row.values())) + " |")
-
-
 def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """Yields the table: accuracy of greedy answers and speed of replays, for lines with answers in all contexts."""
-    contexts = [context for context in CONTEXTS if any(row.context == context for row in rows)]
-    asked = {context: {(row.path, row.line) for row in rows if row.context == context} for context in contexts}
-    rows = [row for row in rows if all((row.path, row.line) in places for places in asked.values())]
-    for which, kept in (
-        ("all", rows),
-        ("with another file's name", [row for row in rows if row.asks]),
-        ("without", [row for row in rows if not row.asks]),
-    ):
+    asked = {context: {row.place for row in rows if row.context == context} for context in CONTEXTS}
+    contexts = [context for context in CONTEXTS if asked[context]]
+    complete = set.intersection(*(asked[context] for context in contexts))
+    rows = [row for row in rows if row.place in complete]
+    groups = {
+        "all": rows,
+        "with another file's name": [row for row in rows if row.asks],
+        "without": [row for row in rows if not row.asks],
+    }
+    for which, kept in groups.items():
         for context in contexts:
-            here = [row for row in kept if (row.context, row.mode) == (context, "greedy")]
-            timed = [row for row in kept if (row.context, row.mode) == (context, "replay")]
-            if here:
-                yield {
-                    "lines": which,
-                    "prompt": context,
-                    "n": len(here),
-                    "exact": f"{_mean(row.exact for row in here):.3f}",
-                    "edit similarity": f"{_mean(row.similarity for row in here):.3f}",
-                    "names shown": f"{sum(row.shown for row in here)}/{sum(row.asks for row in here)}",
-                    "prompt tokens": round(_mean(row.prompt_tokens for row in here)),
-                    "of other files": round(_mean(row.piece_tokens for row in here)),
-                    **_pace(timed),
-                }
+            here = [row for row in kept if row.context == context]
+            greedy = [row for row in here if row.mode == "greedy"]
+            if greedy:
+                yield {"lines": which, "prompt": context, **_accuracy(greedy), **_pace(here)}
 
 
-def _pace(timed: Sequence[Row]) -> dict[str, Any]:
-    """Returns accepted tokens per step, and medians of tokens per second and of the speedup of each line's replays."""
-    plain = {(row.path, row.line): row for row in timed if row.method == PLAIN}
-    pairs = [(row, plain[row.path, row.line]) for row in timed if row.method != PLAIN]
-    if not pairs:
-        return {"timed": 0, "accepted per step": "", "tok/s": "", "plain tok/s": "", "times": ""}
-    ours, theirs = ([(row.new_tokens - 1) / row.decode_seconds for row in side] for side in zip(*pairs, strict=True))
-    steps = sum(row.steps for row, _ in pairs)
+def _accuracy(greedy: Sequence[Row]) -> dict[str, Any]:
     return {
-        "timed": len(pairs),
-        "accepted per step": f"{sum(row.accepted for row, _ in pairs) / steps:.2f}",
-        "tok/s": f"{statistics.median(ours):.1f}",
-        "plain tok/s": f"{statistics.median(theirs):.1f}",
-        "times": f"{statistics.median(a / b for a, b in zip(ours, theirs, strict=True)):.2f}",
+        "n": len(greedy),
+        "exact": f"{fmean(row.exact for row in greedy):.3f}",
+        "edit similarity": f"{fmean(row.similarity for row in greedy):.3f}",
+        "names shown": f"{sum(row.shown for row in greedy)}/{sum(row.asks for row in greedy)}",
+        "prompt tokens": round(fmean(row.prompt_tokens for row in greedy)),
+        "of other files": round(fmean(row.piece_tokens for row in greedy)),
     }
 
 
-def _mean(values: Iterable[float]) -> float:
-    return statistics.fmean(values)
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    app()
+def _pace(rows: Sequence[Row]) -> dict[str, Any]:
+    """Returns accepted tokens per step, and medians of tokens per second and of the speedup of each line's replays."""
+    replays = [row for row in rows if row.mode == "replay"]
+    plain = {row.place: row.rate for row in replays if row.method == PLAIN}
+    ours = [row for row in replays if row.method != PLAIN]
+    steps = sum(row.steps for row in ours)
+    return {
+        "timed": len(ours),
+        "accepted per step": f"{sum(row.accepted for row in ours) / steps:.2f}" if steps else "",
+        "tok/s": middle([row.rate for row in ours], ".1f"),
+        "plain tok/s": middle([plain[row.place] for row in ours], ".1f"),
+        "times": middle([row.rate / plain[row.place] for row in ours]),
+    }

@@ -1,9 +1,9 @@
 """longgraft and the engines beside it on the same file, the same token ids and the same core.
 
-    python -m benchmarks.engines prompts PROMPTS.jsonl --run RUN --data ROWS --lengths 4096 --count 3
-    python -m benchmarks.engines measure longgraft FILE.gguf PROMPTS.jsonl --out rows.jsonl
-    python -m benchmarks.engines measure server FILE.gguf PROMPTS.jsonl --out rows.jsonl --server "llama-server -fa on"
-    python -m benchmarks.engines report rows.jsonl
+    python -m benchmarks engines prompts PROMPTS.jsonl --run RUN --data ROWS --lengths 4096 --count 3
+    python -m benchmarks engines measure longgraft FILE.gguf PROMPTS.jsonl --out rows.jsonl
+    python -m benchmarks engines measure server FILE.gguf PROMPTS.jsonl --out rows.jsonl --server "llama-server -fa on"
+    python -m benchmarks engines report rows.jsonl
 
 All engines continue the same prompts greedily by the same number of tokens and ignore end tokens.  The prompts are
 those of a sweep: of a run (`--run`), or of the sweep that `--model`, `--suites` and `--lengths` would make.  Each
@@ -35,17 +35,21 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from benchmarks.json_rows import append
+from benchmarks.lists import listed, numbers
 from benchmarks.peers import llama_cpp_python, llama_server, openvino, ours, transformers_generate
-from benchmarks.peers.answers import Decode, Engine, Prompt, Setup, append, read_prompts
+from benchmarks.peers.answers import Decode, Engine, Prompt, Setup, read_prompts
 from benchmarks.peers.prompts import prompts_of
-from benchmarks.peers.table import lines, read_rows
 from longgraft.eval.runs.provenance import processor
+
+if TYPE_CHECKING:
+    from longgraft.eval.runs.config import SweepConfig
 
 ENGINES: dict[str, Engine] = {
     "longgraft": ours.methods_of,
@@ -58,25 +62,27 @@ ENGINES: dict[str, Engine] = {
 
 def prompts(given: argparse.Namespace) -> None:
     """Writes prompts of a sweep."""
+    found = prompts_of(sweep_of(given), given.suites, given.lengths, given.count)
+    append(given.out, map(asdict, found))
+
+
+def sweep_of(given: argparse.Namespace) -> SweepConfig:
+    """Returns the configuration of the run that is given, or one of the given suites and lengths."""
     from longgraft.eval.runs.config import SweepConfig
     from longgraft.eval.runs.resume import resume_config
 
-    suites, lengths = tuple(given.suites), tuple(given.lengths)
     if given.run:
         config = resume_config(given.run)
-        config = replace(config, data=given.data or config.data)
-    else:
-        config = SweepConfig(
-            suites=suites,
-            lengths=lengths,
-            model=given.model,
-            data=given.data,
-            modes=("greedy",),
-            methods=(),
-            prompts=given.count or SweepConfig.prompts,
-        )
-    for prompt in prompts_of(config, suites, lengths, given.count):
-        append(given.out, asdict(prompt))
+        return replace(config, data=given.data or config.data)
+    return SweepConfig(
+        suites=tuple(given.suites),
+        lengths=tuple(given.lengths),
+        model=given.model,
+        data=given.data,
+        modes=("greedy",),
+        methods=(),
+        prompts=given.count or SweepConfig.prompts,
+    )
 
 
 def measure(given: argparse.Namespace) -> None:
@@ -86,15 +92,8 @@ def measure(given: argparse.Namespace) -> None:
     wanted = [prompt for prompt in read_prompts(given.prompts) if not given.lengths or prompt.length in given.lengths]
     if not wanted:
         raise ValueError(f"{given.prompts} has no prompt of {', '.join(map(str, given.lengths)) or 'any length'}.")
-    setup = Setup(
-        given.file,
-        tuple(given.methods),
-        given.new,
-        given.threads,
-        max(len(prompt.ids) for prompt in wanted),
-        given.server,
-        given.keep,
-    )
+    longest = max(len(prompt.ids) for prompt in wanted)
+    setup = Setup(given.file, tuple(given.methods), given.new, given.threads, longest, given.server, given.keep)
     about = {
         "engine": given.name or given.engine,
         "version": version_of(given.engine, given.server),
@@ -106,9 +105,17 @@ def measure(given: argparse.Namespace) -> None:
         for prompt in wanted:
             row = about | {"method": method, "suite": prompt.suite, "length": prompt.length, "prompt": prompt.id}
             row |= answer_or_error(decode, prompt)
-            append(given.out, row)
-            shown = {key: round(value, 1) if isinstance(value, float) else value for key, value in row.items()}
-            print({key: value for key, value in shown.items() if key != "ids"}, flush=True)
+            append(given.out, [row])
+            show(row)
+
+
+def show(row: dict[str, Any]) -> None:
+    """Prints a row without its ids."""
+    shown = {}
+    for name, value in row.items():
+        if name != "ids":
+            shown[name] = round(value, 1) if isinstance(value, float) else value
+    print(shown, flush=True)
 
 
 def answer_or_error(decode: Decode, prompt: Prompt) -> dict[str, Any]:
@@ -131,7 +138,9 @@ def version_of(engine: str, server: str) -> str:
 
 
 def report(given: argparse.Namespace) -> None:
-    """Prints the tables of files of rows."""
+    """Prints the tables of files of rows, in longgraft's environment."""
+    from benchmarks.peers.table import lines, read_rows
+
     print("\n".join(lines(read_rows(given.rows), given.by_suite)))
 
 
@@ -140,74 +149,62 @@ def widen(given: argparse.Namespace) -> None:
     openvino.widened(given.file, given.out)
 
 
-def numbers(text: str) -> list[int]:
-    """Parses numbers with commas between them."""
-    return [int(number) for number in text.split(",")]
-
-
-def names(text: str) -> list[str]:
-    """Parses names with commas between them."""
-    return text.split(",")
-
-
-def parser() -> argparse.ArgumentParser:
-    """Returns the parser of the commands."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(prog: str | None) -> argparse.ArgumentParser:
+    """Returns the parser of the commands.  typer would be one more package for the environment of each engine."""
+    made = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = made.add_subparsers(required=True)
-    add = commands.add_parser("prompts", help=prompts.__doc__)
-    add.set_defaults(run_command=prompts)
-    add.add_argument("out", type=Path, help="file of JSON lines; prompts are appended")
-    add.add_argument("--run", type=Path, help="folder of a sweep, whose prompts are taken")
-    add.add_argument("--model", help="without --run: the model whose tokenizer makes the ids")
-    add.add_argument("--suites", type=names, default=[], help="of the run; without --run: names or files of suites")
-    add.add_argument("--data", help="folder of the suites' rows")
-    add.add_argument(
-        "--lengths", type=numbers, default=[], help="prompt tokens; without --run and lengths, prompts are whole"
-    )
-    add.add_argument("--count", type=int, default=0, help="most prompts per suite and length")
-    add = commands.add_parser("measure", help=measure.__doc__)
-    add.set_defaults(run_command=measure)
-    add.add_argument("engine", choices=ENGINES)
-    add.add_argument("file", help="GGUF file")
-    add.add_argument("prompts", type=Path, help="file that the command prompts wrote")
-    add.add_argument("--lengths", type=numbers, default=[], help="only prompts of these lengths")
-    add.add_argument("--methods", type=names, default=[], help="names of methods; default: the engine's usual ones")
-    add.add_argument("--new", type=int, default=64, help="tokens of each answer")
-    add.add_argument("--threads", type=int, default=1)
-    add.add_argument(
-        "--server",
-        metavar="COMMAND",
-        default="",
-        help="a llama-server with its options, but for model, port, threads and context",
-    )
-    add.add_argument("--keep", action="store_true", help="keep one server for all prompts")
-    add.add_argument("--name", help="the engine's name in rows and tables, such as ik_llama.cpp")
-    add.add_argument("--out", type=Path, default=Path("engines.jsonl"))
-    add = commands.add_parser("report", help=report.__doc__)
-    add.set_defaults(run_command=report)
-    add.add_argument("rows", type=Path, nargs="+", help="files of rows, of one model and one processor")
-    add.add_argument("--by-suite", action="store_true", help="make a table for each suite")
-    add = commands.add_parser("widen", help=widen.__doc__)
-    add.set_defaults(run_command=widen)
-    add.add_argument("file", type=Path)
-    add.add_argument("out", type=Path)
+
+    def command(run: Callable[[argparse.Namespace], None]) -> Callable[..., argparse.Action]:
+        """Adds a command, and returns the function that adds its options."""
+        added = commands.add_parser(run.__name__, help=run.__doc__)
+        added.set_defaults(run_command=run)
+        return added.add_argument
+
+    add = command(prompts)
+    add("out", type=Path, help="file of JSON lines; prompts are appended")
+    add("--run", type=Path, help="folder of a sweep, whose prompts are taken")
+    add("--model", help="without --run: the model whose tokenizer makes the ids")
+    add("--suites", type=listed, default=[], help="of the run; without --run: names or files of suites")
+    add("--data", help="folder of the suites' rows")
+    add("--lengths", type=numbers, default=[], help="prompt tokens; without --run and lengths, prompts are whole")
+    add("--count", type=int, default=0, help="most prompts per suite and length")
+
+    add = command(measure)
+    add("engine", choices=ENGINES)
+    add("file", help="GGUF file")
+    add("prompts", type=Path, help="file that the command prompts wrote")
+    add("--lengths", type=numbers, default=[], help="only prompts of these lengths")
+    add("--methods", type=listed, default=[], help="names of methods; default: the engine's usual ones")
+    add("--new", type=int, default=64, help="tokens of each answer")
+    add("--threads", type=int, default=1)
+    options = "a llama-server with its options, but for model, port, threads and context"
+    add("--server", metavar="COMMAND", default="", help=options)
+    add("--keep", action="store_true", help="keep one server for all prompts")
+    add("--name", help="the engine's name in rows and tables, such as ik_llama.cpp")
+    add("--out", type=Path, default=Path("engines.jsonl"))
+
+    add = command(report)
+    add("rows", type=Path, nargs="+", help="files of rows, of one model and one processor")
+    add("--by-suite", action="store_true", help="make a table for each suite")
+
+    add = command(widen)
+    add("file", type=Path)
+    add("out", type=Path)
     return made
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    made = parser()
+def app(arguments: Sequence[str], prog_name: str | None = None) -> None:
+    """Runs the command that the arguments name."""
+    made = parser(prog_name)
     given = made.parse_args(arguments)
     if given.run_command is measure and given.engine == "server":
         if not given.server:
             made.error("server needs --server COMMAND, such as --server 'llama-server -fa on'.")
-        if not shutil.which(program := shlex.split(given.server)[0]):
+        program = shlex.split(given.server)[0]
+        if not shutil.which(program):
             made.error(f"there is no program {program}; give the path of a llama-server in --server.")
         given.name = given.name or "llama.cpp"
     try:
         given.run_command(given)
     except ValueError as error:
         made.error(str(error))
-
-
-if __name__ == "__main__":
-    main()

@@ -12,9 +12,9 @@ from longgraft.yarn_drafters.network import Eagle3Network
 def attention(heads: tuple[int, int], size: int, width: int, prefix: int, rows: int) -> Work:
     """Returns the work of one layer.  heads: query and key heads; size: numbers per head; width: bytes of a number"""
     queries, keys = heads
-    return Work(
-        width * size * (2 * keys * (prefix + rows) + 2 * queries * rows), 4.0 * rows * (prefix + rows) * queries * size
-    )
+    seen = prefix + rows
+    numbers = 2 * keys * seen + 2 * queries * rows
+    return Work(width * size * numbers, 4.0 * rows * seen * queries * size)
 
 
 def target_pass(target: Target, prefix: int, rows: int, logits: bool = True) -> Work:
@@ -22,14 +22,16 @@ def target_pass(target: Target, prefix: int, rows: int, logits: bool = True) -> 
 
     logits: True if all rows have logits
     """
-    c, width = target.config, target.dtype.itemsize
-    matrices = _matrices(target.model.get_decoder()) + (_numbers(target.head) if logits else 0)
+    c = target.config
+    width = target.dtype.itemsize
+    matrices = _matrices(target.model.get_decoder())
+    written = 0
+    if logits:
+        matrices += _numbers(target.head)
+        written = rows * target.vocab_size
     one = attention((c.num_attention_heads, c.num_key_value_heads), c.head_dim, width, prefix, rows)
-    logit_numbers = rows * target.vocab_size if logits else 0
-    return Work(
-        width * (matrices + logit_numbers) + c.num_hidden_layers * one.bytes,
-        2.0 * rows * matrices + c.num_hidden_layers * one.operations,
-    )
+    layers = c.num_hidden_layers
+    return Work(width * (matrices + written) + layers * one.bytes, 2.0 * rows * matrices + layers * one.operations)
 
 
 def requests(target: Target, prefix: int, count: int) -> Work:
@@ -42,23 +44,20 @@ def requests(target: Target, prefix: int, count: int) -> Work:
 
 def draft_level(network: Eagle3Network, prefix: int, rows: int) -> Work:
     """Returns the work of a draft level: layers, output head, and the keys and values of the prefix."""
-    c, width = network.config, network.fc.weight.dtype.itemsize
-    matrices = sum(_matrices(part) for part in (network.midlayer, network.layers)) + _numbers(network.lm_head)
+    c = network.config
+    width = network.fc.weight.dtype.itemsize
+    matrices = _matrices(network.midlayer) + _matrices(network.layers) + _numbers(network.lm_head)
     one = attention((c.heads, c.kv_heads), c.head_dim, width, prefix, rows)
-    return Work(
-        width * (matrices + rows * c.draft_vocab_size) + c.layers * one.bytes,
-        2.0 * rows * matrices + c.layers * one.operations,
-    )
+    read = width * (matrices + rows * c.draft_vocab_size) + c.layers * one.bytes
+    return Work(read, 2.0 * rows * matrices + c.layers * one.operations)
 
 
 def draft_feed(network: Eagle3Network, prefix: int, rows: int) -> Work:
     """Returns the work of a feed: like a level, with the product of the features, and the head for one state only."""
-    width, fused = network.fc.weight.dtype.itemsize, _numbers(network.fc)
+    fused = _numbers(network.fc)
     level = draft_level(network, prefix, rows)
-    return Work(
-        level.bytes + width * fused,
-        level.operations + 2.0 * rows * fused - 2.0 * (rows - 1) * _numbers(network.lm_head),
-    )
+    operations = level.operations + 2.0 * rows * fused - 2.0 * (rows - 1) * _numbers(network.lm_head)
+    return Work(level.bytes + network.fc.weight.dtype.itemsize * fused, operations)
 
 
 def prefill(target: Target, tokens: int) -> Work:

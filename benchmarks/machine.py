@@ -7,9 +7,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
+K = TypeVar("K")
 LUMP = 0.002  # least seconds of work between two readings of the clock
 LEAST = 5  # least number of measurements
 GIB = 2**30
@@ -43,17 +45,15 @@ class Machine:
     @classmethod
     def measured(cls, device: torch.device, dtype: torch.dtype, patience: float = 0.5) -> Machine:
         """Measures a device on sizes that none of its caches holds.  patience: seconds for each number"""
-        return cls(
-            device, dtype, _copy(device, patience), _products(device, dtype, patience), latency(device, patience)
-        )
+        copy = _copy(device, patience)
+        products = _products(device, dtype, patience)
+        return cls(device, dtype, copy, products, latency(device, patience))
 
     def floor(self, work: Work) -> tuple[float, str]:
         """Returns (least seconds for this work, what limits them: memory, arithmetic or launch)."""
-        return max(
-            (work.bytes / self.copy, "memory"),
-            (work.operations / self.products, "arithmetic"),
-            (self.latency, "launch"),
-        )
+        memory = work.bytes / self.copy
+        arithmetic = work.operations / self.products
+        return max((memory, "memory"), (arithmetic, "arithmetic"), (self.latency, "launch"))
 
     def figures(self) -> dict[str, float | str]:
         """Returns the rates for JSON."""
@@ -81,7 +81,7 @@ def _copy(device: torch.device, patience: float) -> float:
 
 def _products(device: torch.device, dtype: torch.dtype, patience: float) -> float:
     side = 8192 if device.type == "cuda" else 1024
-    a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
+    a, b = torch.randn(2, side, side, device=device, dtype=dtype)
     return 2 * side**3 / race({"": lambda: a @ b}, device, patience)[""]
 
 
@@ -113,21 +113,24 @@ def recorded(action: Callable[[], object]) -> Callable[[], None]:
 
 
 def race(
-    actions: Mapping[str, Callable[[], object]], device: torch.device, patience: float, least: int = LEAST
-) -> dict[str, float]:
+    actions: Mapping[K, Callable[[], object]], device: torch.device, patience: float, least: int = LEAST
+) -> dict[K, float]:
     """Returns the median seconds of each action.  They run in turn, so that changes of the machine affect all of them.
 
     patience: seconds for each; every action runs twice before it is timed, and is timed at least `least` times
     """
-    inner, taken = {}, {name: list[float]() for name in actions}
+    times: dict[K, int] = {}  # runs between two readings of the clock
     for name, action in actions.items():
         action()
         once = _spent(action, 1, device)
-        inner[name] = max(1, math.ceil(LUMP / max(once, 1e-9)))
+        times[name] = max(1, math.ceil(LUMP / max(once, 1e-9)))
+    taken: dict[K, list[float]] = {name: [] for name in actions}
     began = time.perf_counter()
-    while len(next(iter(taken.values()))) < least or time.perf_counter() - began < patience * len(actions):
+    measurements = 0
+    while measurements < least or time.perf_counter() - began < patience * len(actions):
         for name, action in actions.items():
-            taken[name].append(_spent(action, inner[name], device) / inner[name])
+            taken[name].append(_spent(action, times[name], device) / times[name])
+        measurements += 1
     return {name: statistics.median(each) for name, each in taken.items()}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -21,20 +22,42 @@ SHAPE = 16384, 2048  # outputs and inputs; a matrix has 18 MB or more in any typ
 COPIES = 2  # matrices that are used in turn, so that no cache holds the next one
 
 
-def _matrix(kind: str, shape: tuple[int, int], kernels: CpuKernels) -> tuple[nn.Parameter | PackedWeight, int]:
-    """Returns a random matrix of this type, and its bytes in memory."""
-    if kind in BLOCK_TYPES:
-        import gguf  # an optional dependency, which the other benchmarks do without
+@dataclass(frozen=True)
+class Weight:
+    """A matrix in one type of weight, with the CPU kernels that multiply it."""
 
-        inputs, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-        # Scales in float16 stay finite, and those of MXFP4 make no subnormal numbers, which are slow.
-        raw = np.random.default_rng(0).integers(60, 120, (shape[0], shape[1] // inputs * size), dtype=np.uint8)
-        packed = kernels.packed_blocks(BLOCK_TYPES[kind], shape, torch.float32, [torch.from_numpy(raw)])
-        return packed, BLOCK_TYPES[kind].packed_bytes(shape[0] * shape[1])
-    if kind == "int8":
-        return kernels.packed_integers(rounded(torch.randn(shape))), shape[0] * shape[1] * 9 // 8
-    weight = nn.Parameter(torch.randn(shape).to(getattr(torch, kind)), requires_grad=False)
-    return weight, weight.nbytes
+    kernels: CpuKernels
+    matrix: nn.Parameter | PackedWeight
+    bytes: int  # in memory
+
+    @classmethod
+    def random(cls, kind: str, shape: tuple[int, int], kernels: CpuKernels) -> Weight:
+        """Returns a random matrix of this type."""
+        numbers = shape[0] * shape[1]
+        if kind in BLOCK_TYPES:
+            block = BLOCK_TYPES[kind]
+            packed = kernels.packed_blocks(block, shape, torch.float32, [_blocks(kind, shape)])
+            return cls(kernels, packed, block.packed_bytes(numbers))
+        if kind == "int8":
+            return cls(kernels, kernels.packed_integers(rounded(torch.randn(shape))), numbers * 9 // 8)
+        weight = nn.Parameter(torch.randn(shape).to(getattr(torch, kind)), requires_grad=False)
+        return cls(kernels, weight, weight.nbytes)
+
+    def multiply(self, x: Tensor) -> None:
+        if isinstance(self.matrix, PackedWeight):
+            self.matrix.product(x, None)
+        else:
+            self.kernels.product(x, self.matrix)
+
+
+def _blocks(kind: str, shape: tuple[int, int]) -> Tensor:
+    """Returns the bytes of random blocks of a GGUF file."""
+    import gguf  # an optional dependency, which the other benchmarks do without
+
+    inputs, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    # Scales in float16 stay finite, and those of MXFP4 make no subnormal numbers, which are slow.
+    drawn = np.random.default_rng(0).integers(60, 120, (shape[0], shape[1] // inputs * size), dtype=np.uint8)
+    return torch.from_numpy(drawn)
 
 
 def products(machine: Machine, patience: float, shape: tuple[int, int] = SHAPE) -> Iterator[Row]:
@@ -48,40 +71,29 @@ def products(machine: Machine, patience: float, shape: tuple[int, int] = SHAPE) 
     Raises:
         NotBuilt: this machine has no compiled kernels.
     """
-    if isinstance(kernels := cpu_kernels(), NotBuilt):
+    kernels = cpu_kernels()
+    if isinstance(kernels, NotBuilt):
         raise kernels
     for kind in (*(str(dtype)[6:] for dtype in DTYPES), *BLOCK_TYPES, "int8"):
-        made = [_matrix(kind, shape, kernels) for _ in range(COPIES)]
-
-        def multiply(x: Tensor, weights: list[nn.Parameter | PackedWeight], kernels: CpuKernels = kernels) -> None:
-            for weight in weights:
-                if isinstance(weight, PackedWeight):
-                    weight.product(x, None)
-                else:
-                    kernels.product(x, weight)
-
-        given = {n: torch.randn(n, shape[1]).to(torch.bfloat16 if kind == "bfloat16" else torch.float32) for n in ROWS}
+        weights = [Weight.random(kind, shape, kernels) for _ in range(COPIES)]
+        dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
+        actions = {n: partial(_multiply_all, weights, torch.randn(n, shape[1]).to(dtype)) for n in ROWS}
         with torch.no_grad():
-            spent = race(
-                {str(n): partial(multiply, x, [weight for weight, _ in made]) for n, x in given.items()},
-                machine.device,
-                patience,
-            )
+            spent = race(actions, machine.device, patience)
         for n in ROWS:
-            seconds, size = spent[str(n)] / COPIES, made[0][1]
-            operations = 2.0 * n * shape[0] * shape[1]
-            floor, bound = machine.floor(Work(size, 0.0 if kind not in ("float32", "bfloat16") else operations))
-            yield Row(
-                f"product, {n} row{'' if n == 1 else 's'}",
-                kind,
-                seconds,
-                floor,
-                bound,
-                f"{operations / seconds / 1e9:.0f} GOP/s, {size / seconds / 1e9:.1f} GB/s",
-                figures={
-                    "type": kind,
-                    "rows": n,
-                    "gops": operations / seconds / 1e9,
-                    "gb_per_second": size / seconds / 1e9,
-                },
-            )
+            yield _row(machine, kind, n, spent[n] / COPIES, weights[0].bytes, 2.0 * n * shape[0] * shape[1])
+
+
+def _multiply_all(weights: Sequence[Weight], x: Tensor) -> None:
+    for weight in weights:
+        weight.multiply(x)
+
+
+def _row(machine: Machine, kind: str, n: int, seconds: float, size: int, operations: float) -> Row:
+    floats = kind in ("float32", "bfloat16")
+    floor, bound = machine.floor(Work(size, operations if floats else 0.0))
+    gops = operations / seconds / 1e9
+    bandwidth = size / seconds / 1e9
+    part = f"product, {n} row{'' if n == 1 else 's'}"
+    figures = {"type": kind, "rows": n, "gops": gops, "gb_per_second": bandwidth}
+    return Row(part, kind, seconds, floor, bound, f"{gops:.0f} GOP/s, {bandwidth:.1f} GB/s", figures=figures)

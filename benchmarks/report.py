@@ -56,7 +56,9 @@ class Report:
     def __init__(self, name: str, out: Path, minutes: float, device: torch.device, **about: Any) -> None:
         """Begins a report.  minutes: time after which no part and no row is begun"""
         self.device = device
-        self.name, self.path, self.end = name, out / f"{name}.json", time.monotonic() + 60 * minutes
+        self.name = name
+        self.path = out / f"{name}.json"
+        self.end = time.monotonic() + 60 * minutes
         self.about = {**environment(device), "minutes": minutes, **about}
         self.rows: list[Row] = []
         self.failures: list[dict[str, str]] = []
@@ -127,10 +129,10 @@ class Report:
 
     def _table(self) -> Table:
         about = self.about
+        changed = " and changes" if about["changed"] else ""
         title = (
             f"{self.name}: {about['device']}, torch {about['torch']}, transformers {about['transformers']}, "
-            f"commit {about['commit'][:10]}{' and changes' if about['changed'] else ''}, "
-            f"sources {about['sources']}"
+            f"commit {about['commit'][:10]}{changed}, sources {about['sources']}"
         )
         table = Table(title=title, caption=str(about.get("machine", "")))
         table.add_column("part")
@@ -139,17 +141,10 @@ class Report:
             table.add_column(name, justify="right")
         table.add_column("note")
         for row in self.rows:
-            bound = f" {row.bound}" if row.bound else ""
+            reached = "" if row.reached is None else f"{100 * row.reached:.1f} % {row.bound}".rstrip()
             note = {None: "", True: "ok ", False: "FAILED "}[row.ok] + row.note
-            table.add_row(
-                row.part,
-                row.case,
-                _ms(row.seconds),
-                _ms(row.floor),
-                "" if row.reached is None else f"{100 * row.reached:.1f} %{bound}",
-                note,
-                style="bold red" if row.ok is False else None,
-            )
+            style = "bold red" if row.ok is False else None
+            table.add_row(row.part, row.case, _ms(row.seconds), _ms(row.floor), reached, note, style=style)
         return table
 
     def _save(self) -> None:
@@ -173,7 +168,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU ({platform.machine()})",
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "triton": _version("triton"),
+        "triton": version_of("triton") or "none",
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if on_gpu else None,
@@ -188,12 +183,15 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Returns the version of an installed package; "" if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "none"
+        return ""
 
 
 def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:,.4g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
+    if seconds is None:
+        return ""
+    return format(1e3 * seconds, ",.4g" if seconds < 1 else ",.0f")

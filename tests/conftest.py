@@ -21,11 +21,9 @@ from toys.commands import run, saved_pair
 from toys.levels import stop_without_kernels
 from toys.models import SHARED
 from toys.quick import QuickTests
-from toys.training import counting
 
 from longgraft.kernels.build import NotBuilt, library
 from longgraft.kernels.cpu import CpuKernels, cpu_kernels
-from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 
 CAPTURING = "_output_capturing_hooks_installed"  # transformers sets it on a model with hooks of its own
 GOLDEN = Path(__file__).parent / "golden"
@@ -140,11 +138,6 @@ def command(cli) -> Callable[..., str]:
         return out
 
     return printed
-
-
-@pytest.fixture(scope="module")
-def corpus() -> EncodedCorpus:
-    return counting()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from longgraft.config.settings import HeadOverrides
+from longgraft.files.whole_files import write_weights
 from longgraft.yarn_drafters.byte_weights import QUANTIZATION, in_bytes
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 from longgraft.yarn_drafters.layouts import (
@@ -137,7 +137,7 @@ def official_config(network: Eagle3Network) -> dict[str, Any]:
 
 def save_head(network: Eagle3Network, folder: str | Path) -> None:
     """Writes config.json and model.safetensors with the keys of `yuhuili/EAGLE3-*`, in the weights' own dtype."""
-    _write(Path(folder), official_config(network), network.state_dict())
+    write_weights(Path(folder), official_config(network), network.state_dict())
 
 
 def save_in_bytes(network: Eagle3Network, folder: str | Path) -> None:
@@ -146,17 +146,7 @@ def save_in_bytes(network: Eagle3Network, folder: str | Path) -> None:
     Beside a target in blocks, a head's weights are rounded to the same bytes when it is loaded.
     """
     config = official_config(network) | {"torch_dtype": "bfloat16", "quantization_config": dict(QUANTIZATION)}
-    _write(Path(folder), config, in_bytes(network))
-
-
-def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    save_file(
-        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
-    )
+    write_weights(Path(folder), config, in_bytes(network))
 
 
 def save_speculators(
@@ -229,7 +219,7 @@ def save_speculators(
             "verifier": {"name_or_path": verifier, "architectures": list(architectures)},
         },
     }
-    _write(Path(folder), config, {speculators_name(name): t for name, t in network.state_dict().items()})
+    write_weights(Path(folder), config, {speculators_name(name): t for name, t in network.state_dict().items()})
 
 
 def _vocabulary(tensors: dict[str, Tensor], draft: int, target: int) -> None:

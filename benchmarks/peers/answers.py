@@ -1,15 +1,13 @@
-"""Prompts that every engine continues, their answers, and the rows of a file of results."""
+"""Prompts that every engine continues, and their answers."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.files.data_files import checked_object
-from longgraft.files.json_lines import read_json_lines
+from benchmarks.json_rows import read_objects
 
 
 @dataclass(frozen=True)
@@ -97,40 +95,15 @@ Engine = Callable[[Setup], Iterator[tuple[str, Decode]]]  # yields the name of e
 def read_prompts(path: Path) -> list[Prompt]:
     """Reads prompts, one JSON object a line; raises ValueError if the file is none of prompts."""
     rows = read_objects(path, Prompt.__dataclass_fields__, "Make prompts with the command prompts.")
-    return [Prompt(row["suite"], row["length"], row["id"], tuple(row["ids"])) for row in rows]
-
-
-def read_objects(path: Path, fields: Iterable[str], instead: str) -> list[dict[str, Any]]:
-    """Reads JSON objects, one a line.
-
-    Args:
-        path: The file.
-        fields: Fields that every object must have.
-        instead: Told to the user if it is another file.
-
-    Raises:
-        ValueError: the file cannot be read, or an object lacks a field.
-    """
-    found = []
-    for line in read_json_lines(path, instead):
-        value = checked_object(line.value, line.place)
-        if lacking := [name for name in fields if name not in value]:
-            raise ValueError(f"{line.place} has no {lacking[0]}. {instead}")
-        found.append(value)
-    return found
+    return [Prompt(**row | {"ids": tuple(row["ids"])}) for row in rows]
 
 
 def chosen(methods: Sequence[str], known: Mapping[str, Any]) -> list[str]:
     """Returns the wanted methods, all if none is named; raises ValueError if one is unknown."""
-    if unknown := [name for name in methods if name not in known]:
-        raise ValueError(f"There is no method {unknown[0]}. Give some of: {', '.join(known)}.")
+    for name in methods:
+        if name not in known:
+            raise ValueError(f"There is no method {name}. Give some of: {', '.join(known)}.")
     return list(methods or known)
-
-
-def append(path: Path, row: dict[str, Any]) -> None:
-    """Appends one row to a file of JSON lines."""
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(row) + "\n")
 
 
 def answer_of_pieces(pieces: Sequence[tuple[float, Sequence[int]]], began: float) -> Answer:

@@ -39,7 +39,7 @@ def methods_of(setup: Setup) -> Iterator[tuple[str, Decode]]:
         except RuntimeError as error:
             raise ValueError(
                 f"OpenVINO GenAI cannot read {setup.file}: {str(error).splitlines()[-1]}. If the file has "
-                "Q5_0 tensors, give the copy that `benchmarks.engines widen` writes."
+                "Q5_0 tensors, give the copy that `python -m benchmarks engines widen` writes."
             ) from error
         decode(pipeline, METHODS[name], 4, range(100, 116))
         yield name, partial(decode, pipeline, METHODS[name], setup.new)
@@ -52,7 +52,9 @@ def decode(pipeline: Any, how: dict[str, int], new: int, ids: Sequence[int]) -> 
     import openvino_genai
 
     config = openvino_genai.GenerationConfig()
-    config.max_new_tokens, config.ignore_eos, config.do_sample = new, True, False
+    config.max_new_tokens = new
+    config.ignore_eos = True
+    config.do_sample = False
     for key, value in how.items():
         setattr(config, key, value)
     pieces: list[tuple[float, list[int]]] = []

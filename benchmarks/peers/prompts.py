@@ -28,10 +28,12 @@ def prompts_of(
     from longgraft.eval.runs.plan import Reader, check_plan, planned
 
     for what, wanted, known in (("suite", suites, config.suites), ("length", lengths, config.lengths)):
-        if unknown := [value for value in wanted if value not in known]:
-            raise ValueError(f"The sweep has no {what} {unknown[0]}; it has {', '.join(map(str, known)) or 'none'}.")
+        for value in wanted:
+            if value not in known:
+                raise ValueError(f"The sweep has no {what} {value}; it has {', '.join(map(str, known)) or 'none'}.")
     for suite, by_length in planned(config, check_plan(config), Reader.open(config.model)).items():
-        for length, found in by_length.items():
-            if suite in (suites or config.suites) and length in (lengths or (length,)):
-                for fitted in found[: count or None]:
-                    yield Prompt(fitted.example.suite, length, fitted.example.id, fitted.ids)
+        if suite in (suites or config.suites):
+            for length, found in by_length.items():
+                if length in (lengths or (length,)):
+                    for fitted in found[: count or None]:
+                        yield Prompt(fitted.example.suite, length, fitted.example.id, fitted.ids)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.peers.answers import read_objects
+from benchmarks.json_rows import read_objects
+from benchmarks.tables import middle
+from longgraft.comparison.levels import first_divergence
+from longgraft.eval.reports.groups import grouped
+from longgraft.eval.reports.tables import markdown
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 Key = tuple[Any, ...]
 
-ABOUT = "engine", "version", "file", "processor", "threads", "method", "suite", "length", "prompt"
+ABOUT = ("engine", "version", "file", "processor", "threads", "method", "suite", "length", "prompt")
 HEADER = (
     "engine",
     "method",
@@ -31,11 +34,12 @@ def read_rows(paths: Iterable[Path]) -> list[Row]:
     Raises:
         ValueError: a file has other rows, or they come from different processors or numbers of threads.
     """
-    rows = [
-        row for path in paths for row in read_objects(path, ABOUT, "Give files that the command measure has written.")
-    ]
+    rows: list[Row] = []
+    for path in paths:
+        rows += read_objects(path, ABOUT, "Give files that the command measure has written.")
     for field in ("processor", "threads"):
-        if len(found := sorted({str(row[field]) for row in rows})) > 1:
+        found = sorted({str(row[field]) for row in rows})
+        if len(found) > 1:
             raise ValueError(
                 f"The rows have more than one value of {field}: {'; '.join(found)}. A table compares rows "
                 "of one; give only their files."
@@ -45,86 +49,68 @@ def read_rows(paths: Iterable[Path]) -> list[Row]:
 
 def lines(rows: Sequence[Row], by_suite: bool = False) -> list[str]:
     """Returns a table in Markdown for each length (and suite), the failures, and what was run."""
-    plain = {
-        prompt_of(row): row["ids"]
-        for row in rows
-        if (row["engine"], row["method"]) == ("longgraft", "ar") and "ids" in row
-    }
-    out: list[str] = []
-    for about, group in grouped(rows, group_by_suite if by_suite else group_by_length):
-        out += [f"### {', '.join(map(str, about))}", ""]
-        out += markdown(
-            HEADER,
-            [
-                cells(who, theirs, plain)
-                for who, theirs in grouped(
-                    [row for row in group if "error" not in row], lambda row: (row["engine"], row["method"])
-                )
-            ],
-        )
-        out += [""]
-    out += [
-        f"- {row['engine']}, {row['method']}, {row['suite']} {row['prompt']}: {row['error']}"
-        for row in rows
-        if "error" in row
-    ]
-    used = grouped(rows, lambda row: (row["engine"], row["version"], row["file"]))
-    out += [f"- {engine} {version}: {file}" for (engine, version, file), _ in used]
-    return [*out, *(f"- {row['processor']}; threads: {row['threads']}" for row in rows[:1])]
+    answered = [row for row in rows if "error" not in row]
+    plain = {prompt_of(row): row["ids"] for row in answered if method_of(row) == ("longgraft", "ar")}
+    found: list[str] = []
+    for heading, group in grouped(rows, heading_by_suite if by_suite else heading_by_length).items():
+        by_method = grouped([row for row in group if "error" not in row], method_of)
+        table = [cells(method, own, plain) for method, own in by_method.items()]
+        found += [f"### {heading}", "", *markdown(HEADER, table).split("\n"), ""]
+    for row in rows:
+        if "error" in row:
+            found.append(f"- {row['engine']}, {row['method']}, {row['suite']} {row['prompt']}: {row['error']}")
+    for engine, version, file in dict.fromkeys((row["engine"], row["version"], row["file"]) for row in rows):
+        found.append(f"- {engine} {version}: {file}")
+    for row in rows[:1]:
+        found.append(f"- {row['processor']}; threads: {row['threads']}")
+    return found
 
 
 def prompt_of(row: Row) -> Key:
     return row["suite"], row["length"], row["prompt"]
 
 
-def group_by_length(row: Row) -> Key:
-    return (row["length"] or "whole",)
+def method_of(row: Row) -> Key:
+    return row["engine"], row["method"]
 
 
-def group_by_suite(row: Row) -> Key:
-    return row["length"] or "whole", row["suite"]
+def heading_by_length(row: Row) -> str:
+    return str(row["length"] or "whole")
 
 
-def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> Iterator[tuple[Key, list[Row]]]:
-    """Yields groups of rows in the order of their first row."""
-    groups: dict[Key, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    yield from groups.items()
+def heading_by_suite(row: Row) -> str:
+    return f"{heading_by_length(row)}, {row['suite']}"
 
 
-def cells(who: Key, rows: Sequence[Row], plain: dict[Key, Sequence[int]]) -> list[str]:
+def cells(method: Key, rows: Sequence[Row], plain: Mapping[Key, Sequence[int]]) -> list[str]:
     """Returns the cells of one engine's method."""
     steps = [row["tokens_per_step"] for row in rows if row["tokens_per_step"] is not None]
     return [
-        *who,
+        *method,
         str(len({prompt_of(row) for row in rows})),
-        f"{median(row['read'] for row in rows):.0f}",
-        f"{median(row['decode'] for row in rows):.1f}",
-        f"{median(steps):.2f}" if steps else "-",
-        f"{median(row['seconds'] for row in rows):.1f}",
+        middle([row["read"] for row in rows], ".0f"),
+        middle([row["decode"] for row in rows], ".1f"),
+        middle(steps) or "-",
+        middle([row["seconds"] for row in rows], ".1f"),
         agreement(rows, plain),
     ]
 
 
-def agreement(rows: Sequence[Row], plain: dict[Key, Sequence[int]]) -> str:
+def agreement(rows: Sequence[Row], plain: Mapping[Key, Sequence[int]]) -> str:
     """Returns how many first tokens are longgraft's: all, or the fewest and the most over the prompts."""
-    same = [common(row["ids"], plain[prompt_of(row)]) for row in rows if prompt_of(row) in plain]
-    if not same:
+    compared = [row for row in rows if prompt_of(row) in plain]
+    if not compared:
         return "-"
     about = " (text encoded again)" if any(row["encoded_again"] for row in rows) else ""
-    if all(count == len(plain[prompt_of(row)]) for count, row in zip(same, rows, strict=False)):
-        return "all" + about
-    return (f"{min(same)} to {max(same)}" if min(same) < max(same) else f"{same[0]}") + about
-
-
-def common(left: Sequence[int], right: Sequence[int]) -> int:
-    """Returns how many first tokens two answers share."""
-    return next(
-        (n for n, (one, other) in enumerate(zip(left, right, strict=False)) if one != other), min(len(left), len(right))
-    )
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Returns the lines of a table."""
-    return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+    same = []
+    whole = True
+    for row in compared:
+        reference = plain[prompt_of(row)]
+        parted = first_divergence(row["ids"], reference)
+        same.append(len(reference) if parted is None else parted)
+        whole = whole and parted is None
+    if whole:
+        return f"all{about}"
+    if min(same) < max(same):
+        return f"{min(same)} to {max(same)}{about}"
+    return f"{same[0]}{about}"

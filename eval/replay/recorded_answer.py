@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from longgraft.files.whole_files import write_whole
 from longgraft.runtime.fingerprint import digest
 
 
@@ -33,4 +34,4 @@ class RecordedAnswer:
     @staticmethod
     def save(answers: Sequence[RecordedAnswer], path: Path) -> None:
         """Writes a log (`read_log`)."""
-        path.write_text("".join(json.dumps(asdict(one)) + "\n" for one in answers), encoding="utf-8")
+        write_whole(path, "".join(json.dumps(asdict(one)) + "\n" for one in answers))

@@ -1,13 +1,15 @@
-"""Trees that a drafter proposed after each token of an answer, which `benchmarks.recorded_drafts` records."""
+"""Trees that a drafter proposed after each token of an answer, which `benchmarks.recorded` records."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from longgraft.files.whole_files import written_whole
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
@@ -33,14 +35,15 @@ class RecordedDrafts:
     def save(self, path: Path) -> None:
         """Writes a compressed numpy file."""
         trees = self.drafts.values()
-        np.savez_compressed(
-            path,
-            positions=np.array(list(self.drafts), np.int32),
-            nodes=np.array([len(tree) for tree in trees], np.int32),
-            tokens=torch.cat([tree.tokens for tree in trees]).int().numpy(),
-            parents=torch.cat([tree.parents for tree in trees]).short().numpy(),
-            scores=torch.cat([tree.scores for tree in trees]).numpy(),
-        )
+        columns: dict[str, Any] = {
+            "positions": np.array(list(self.drafts), np.int32),
+            "nodes": np.array([len(tree) for tree in trees], np.int32),
+            "tokens": torch.cat([tree.tokens for tree in trees]).int().numpy(),
+            "parents": torch.cat([tree.parents for tree in trees]).short().numpy(),
+            "scores": torch.cat([tree.scores for tree in trees]).numpy(),
+        }
+        with written_whole(path) as part, open(part, "wb") as file:
+            np.savez_compressed(file, **columns)
 
     @classmethod
     def load(cls, path: Path) -> RecordedDrafts:

@@ -1,4 +1,4 @@
-"""Predictions of a target around an answer, which `benchmarks.recorded_rows` records."""
+"""Predictions of a target around an answer, which `benchmarks.recorded` records."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from longgraft.files.whole_files import written_whole
 from longgraft.memories.continuations import WIDTH
 from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import ProposalTree
@@ -34,9 +35,10 @@ class RecordedRows:
         lengths = np.asarray([len(tokens) for _, tokens in self.rows], np.int32)
         tokens = np.asarray([token for _, tokens in self.rows for token in tokens], np.int32)
         ids, probabilities = (np.stack(column) for column in zip(*self.rows.values(), strict=True))
-        np.savez_compressed(
-            path, positions=positions, lengths=lengths, tokens=tokens, ids=ids, probabilities=probabilities
-        )
+        with written_whole(path) as part, open(part, "wb") as file:
+            np.savez_compressed(
+                file, positions=positions, lengths=lengths, tokens=tokens, ids=ids, probabilities=probabilities
+            )
 
     @classmethod
     def load(cls, path: Path) -> RecordedRows:

@@ -14,6 +14,7 @@ from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.reports.groups import grouped
 from longgraft.eval.reports.panels import pyplot, save, style_of
 from longgraft.eval.reports.tables import length_name, markdown, number
+from longgraft.files.whole_files import write_whole, written_whole
 
 LINES = {OWN: "-", ROWS: ":", TARGET: "--"}
 ENOUGH = 30  # fewest starts that must have come to a depth: a share of fewer means little
@@ -25,15 +26,14 @@ def write(folder: Path, depths: Sequence[Depth], about: str) -> list[Path]:
 
     about: target, dtype and device, in words
     """
-    folder.mkdir(parents=True, exist_ok=True)
     rows_file = folder / "diagnosis.csv"
     summary_file = folder / "summary.md"
-    with open(rows_file, "w", encoding="utf-8", newline="") as file:
+    with written_whole(rows_file) as part, open(part, "w", encoding="utf-8", newline="") as file:
         rows = csv.DictWriter(file, [field.name for field in fields(Depth)], lineterminator="\n")
         rows.writeheader()
         rows.writerows(asdict(depth) for depth in depths)
     summary = ["# What a drafter still knows, by depth", "", about, "", *table(depths)]
-    summary_file.write_text("\n".join(summary) + "\n", encoding="utf-8")
+    write_whole(summary_file, "\n".join(summary) + "\n")
     paths = [rows_file, summary_file]
     with suppress(ImportError):  # figures are an extra
         paths.append(draw(folder / "diagnosis.svg", depths, about))

@@ -10,6 +10,7 @@ from longgraft.eval.replay.estimate import SHORTEST, Estimate, Estimated
 from longgraft.eval.reports.panels import pyplot, side_by_side, style_of
 from longgraft.eval.reports.tables import length_name, number, section
 from longgraft.eval.statistics import Mean
+from longgraft.files.whole_files import written_whole
 
 LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)  # upper ends of the groups of prompts, in tokens
 NAMED = 3  # answers that are named as the best, and as the worst
@@ -157,5 +158,6 @@ def draw(estimate: Estimate, path: Path) -> None:
     axes[0].set_ylabel("times plain decoding")
     axes[0].legend()
     figure.tight_layout()
-    figure.savefig(path)
+    with written_whole(path) as part:
+        figure.savefig(part, format=path.suffix[1:])
     plt.close(figure)

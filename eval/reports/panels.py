@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 from longgraft.eval.statistics import Mean
+from longgraft.files.whole_files import written_whole
 
 # Okabe and Ito's palette: distinct for colour-blind readers and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -156,5 +157,6 @@ def save(plt: Any, figure: Any, caption: str, path: Path) -> None:
     metadata = None
     if path.suffix == ".svg":
         metadata = {"Date": None}
-    figure.savefig(path, metadata=metadata, dpi=150, bbox_inches="tight")
+    with written_whole(path) as part:
+        figure.savefig(part, format=path.suffix[1:], metadata=metadata, dpi=150, bbox_inches="tight")
     plt.close(figure)

@@ -13,6 +13,7 @@ from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.plan import Reader
 from longgraft.eval.runs.rows import Row
 from longgraft.files.new_paths import new_file
+from longgraft.files.whole_files import write_whole
 
 
 def recordings(rows: Sequence[Row], tokenizer: Any, model: str) -> list[dict[str, str]]:
@@ -43,7 +44,5 @@ def write(folder: Path, out: Path, mode: str, method: str) -> int:
         raise ValueError(f"{folder} has no answers of {method}, {mode}. It has: {present}.")
     tokenizer = Reader.open(run.config.get("model")).tokenizer
     answers = recordings(rows_of_method, tokenizer, run.environment["target"])
-    with open(out, "x", encoding="utf-8") as file:
-        for answer in answers:
-            file.write(json.dumps(answer, ensure_ascii=False) + "\n")
+    write_whole(out, "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers))
     return len(answers)

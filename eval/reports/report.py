@@ -22,6 +22,7 @@ from longgraft.eval.reports.tables import KINDS, length_name, listed, lossless_l
 from longgraft.eval.runs.folder import Run, numbers
 from longgraft.eval.runs.rows import Failure, Key, Result, Row
 from longgraft.eval.statistics import Mean
+from longgraft.files.whole_files import write_whole, written_whole
 
 # Heads of the CSV files.
 COLUMNS = (
@@ -65,7 +66,7 @@ def write(folder: Path) -> None:
     """Writes the report into a sweep's folder."""
     run = Run.read(folder)
     good = groups.measured(run.rows)
-    (folder / "summary.md").write_text(summary(run), encoding="utf-8")
+    write_whole(folder / "summary.md", summary(run))
     _csv(folder / "summary.csv", COLUMNS, _lines_of_cells(run))
     _csv(folder / "steps.csv", STEP_COLUMNS, lines_of_steps(good, run))
     estimates = list(lines_of(good))
@@ -77,7 +78,7 @@ def write(folder: Path) -> None:
 
 
 def _csv(path: Path, columns: str, lines: Iterable[Sequence[Any]]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
+    with written_whole(path) as part, open(part, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns.split(","))
         writer.writerows(lines)
@@ -154,15 +155,24 @@ def _provenance(run: Run) -> str:
 def _learned(rows: Sequence[Result]) -> Iterator[str]:
     """Yields notes on methods that keep what they learnt on earlier prompts."""
     for method, rows_of_method in groups.by_method(rows).items():
-        before = []
-        for row in groups.decodings(rows_of_method):
-            if row.learned_from is not None:
-                before.append(row.learned_from)
-        if before:
+        learners = [row for row in groups.decodings(rows_of_method) if row.learned_from is not None]
+        if learners:
+            before = [row.learned_from or 0 for row in learners]
+            others = "their mode, suite and length" if _learned_within_cells(learners) else "the run"
             yield (
                 f"- `{method}` learns over the run: its prompts began with what it had learnt from {min(before)} to "
-                f"{max(before)} others of their mode, suite and length. A prompt's repeats began alike."
+                f"{max(before)} others of {others}. A prompt's repeats began alike."
             )
+
+
+def _learned_within_cells(rows: Sequence[Row]) -> bool:
+    """True if each prompt began with at most the others of its mode, suite and length; older runs learnt from more."""
+    cells = groups.grouped(rows, lambda row: (row.key.mode, row.key.suite, row.key.bucket))
+    for members in cells.values():
+        prompts = {row.key.prompt_id for row in members}
+        if any((row.learned_from or 0) >= len(prompts) for row in members):
+            return False
+    return True
 
 
 def _gaps(config: Mapping[str, Any], rows: Sequence[Result]) -> str:

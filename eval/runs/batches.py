@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from pydantic import NonNegativeInt as Whole
 
 from longgraft.eval.runs.rows import as_json, record
 from longgraft.files.data_files import parse_object
+from longgraft.files.whole_files import write_whole
 
 BATCHES = "concurrency.jsonl"
 
@@ -63,10 +63,4 @@ def read_batches(folder: Path) -> list[Batch]:
 
 def write_batches(folder: Path, batches: list[Batch]) -> None:
     """Writes the file, whole or not at all."""
-    partial = folder / f"{BATCHES}.part"
-    with open(partial, "w", encoding="utf-8") as file:
-        for batch in batches:
-            file.write(as_json(batch) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(folder / BATCHES)
+    write_whole(folder / BATCHES, "".join(as_json(batch) + "\n" for batch in batches))

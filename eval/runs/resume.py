@@ -11,6 +11,7 @@ from typing import Any
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.plan import Suites
 from longgraft.eval.runs.rows import rows_file, rows_so_far
+from longgraft.files.whole_files import write_whole
 
 CONFIG = "config.json"
 # Options whose value may be larger, or have more items, in a resumed run, because its rows stay valid.
@@ -20,7 +21,7 @@ ADDED = ("suites", "lengths", "methods", "modes", "heads", "calibrations", "conc
 
 def save_config(folder: Path, config: SweepConfig) -> None:
     """Writes config.json of a run."""
-    (folder / CONFIG).write_text(json.dumps(asdict(config), indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / CONFIG, json.dumps(asdict(config), indent=1) + "\n")
 
 
 def resume_config(folder: Path) -> SweepConfig:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from longgraft.comparison.levels import Check
 from longgraft.config.options import in_words
 from longgraft.files.data_files import parse_object
 from longgraft.files.sole_writer import sole_writer
+from longgraft.files.whole_files import RowFile, written_whole
 
 ROWS = "per_prompt.jsonl"
 COMPRESSED = f"{ROWS}.gz"  # written by `gzip -9n`
@@ -227,7 +227,7 @@ class RowLog:
         existing = rows_file(folder)
         if existing is not None:
             self._take_over(existing, path, retry)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - held for the sweep's life
+        self._file = RowFile(path)
 
     def _take_over(self, existing: Path, path: Path, retry: bool) -> None:
         """Reads the rows, and writes the file again if lines are left out or it is compressed."""
@@ -238,17 +238,14 @@ class RowLog:
                 lines.append(line + b"\n")
         whole_lines = b"".join(lines)
         if whole_lines != existing.read_bytes():
-            partial = path.with_suffix(".part")
-            partial.write_bytes(whole_lines)
-            partial.replace(path)
+            with written_whole(path) as part:
+                part.write_bytes(whole_lines)
         if existing != path:
             existing.unlink()
 
     def append(self, row: Result) -> None:
         """Appends a row, which is on disk when this returns."""
-        self._file.write(as_json(row) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        self._file.append(as_json(row))
         self.rows.append(row)
 
     def close(self) -> None:

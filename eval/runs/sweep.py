@@ -25,6 +25,7 @@ from longgraft.eval.runs.resume import check_prompts, check_same, save_config
 from longgraft.eval.runs.rows import Result, RowLog, done, rows_file, sole_sweep
 from longgraft.eval.runs.workers import Crew, Processes, spread
 from longgraft.files.data_files import read_table
+from longgraft.files.whole_files import write_whole
 
 TRIED = (512, 2048)  # prompt tokens from which the time of a sweep is estimated
 TRIED_ANSWER = 16  # tokens that are decoded after them
@@ -73,7 +74,7 @@ def check_folder(out: Path, config: SweepConfig, resume: bool) -> None:
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file, and a run is a folder. Give another --out.")
     rows = rows_file(out)
-    if rows is None:
+    if rows is None or not rows.stat().st_size:  # empty: the disk was full before the first row
         return
     if not resume:
         raise ValueError(f"{rows} exists already. Give --resume to go on with it, or another --out.")
@@ -130,7 +131,7 @@ def _opened(out: Path, crew: Crew | None) -> Callable[[dict[str, Any]], None]:
         else:
             about.update(crew.about())
         about["earlier"] = earlier
-        path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(about, indent=1) + "\n")
 
     return opened
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from longgraft.files.data_files import read_table
 from longgraft.files.new_paths import new_file
+from longgraft.files.whole_files import write_whole
 
 Grid = Mapping[int, Mapping[int, float]]
 """prefix tokens -> rows -> seconds"""
@@ -84,7 +85,7 @@ class Costs:
             for prefix, row in grid:
                 table[name][str(prefix)] = {str(rows): round(1e3 * spent, 4) for rows, spent in sorted(row.items())}
         table["host"] = round(1e3 * self.host, 4)
-        path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(table, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Costs:

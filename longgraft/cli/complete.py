@@ -74,7 +74,8 @@ class CursorOptions(Checked):
         from longgraft.completion.cursor import locate
 
         assert self.line is not None
-        text = None if self.text is None else read_source(self.text)
+        # The file's byte order mark is kept, so that an edit fits the file.
+        text = None if self.text is None else read_source(self.text, encoding="utf-8")
         changes: tuple[Change, ...] = ()
         if self.changes is not None:
             # A diff has files of several encodings; only the texts of those in UTF-8 can be right.

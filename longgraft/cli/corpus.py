@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from longgraft.yarn_drafters.training.documents import Document
+
+SHOWN = 8  # most files that are named among those left out
+
+
+@dataclass
+class LeftOut:
+    """The files that are not added."""
+
+    excluded: int = 0
+    unread: list[str] = field(default_factory=list)  # a sentence for each file that is no text
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines for people; none if nothing was left out."""
+        lines = []
+        if self.excluded:
+            lines.append(f"left out by --exclude: {self.excluded:,}")
+        if self.unread:
+            lines += [f"left out because they are no text: {len(self.unread):,}", *self.unread[:SHOWN]]
+        if len(self.unread) > SHOWN:
+            lines.append(f"and {len(self.unread) - SHOWN:,} more")
+        return lines
+
 
 corpus = typer.Typer(
     invoke_without_command=True, help="List the texts that answers may repeat, kept by name; add files, remove one."
@@ -36,7 +65,10 @@ def add(
     name: Name,
     files: Annotated[
         list[Path],
-        typer.Argument(help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them."),
+        typer.Argument(
+            help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them; hidden files "
+            "of a folder, and those that are no text, are left out."
+        ),
     ],
     model: Annotated[
         str | None,
@@ -47,6 +79,14 @@ def add(
     ] = None,
     endings: Annotated[
         str | None, typer.Option(metavar=".A,.B", help="In folders, take only files with these endings.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Leave out files whose name, or path from the given folder, is like this, such as '*.csv' or "
+            "'tests/*'; repeatable.",
+        ),
     ] = None,
     most: Annotated[
         int | None, typer.Option(min=1, help="Keep at most this many tokens, the newest; default: all.")
@@ -62,13 +102,13 @@ def add(
     from longgraft.runtime.fingerprint import vocabulary
     from longgraft.yarn_drafters.training.chats import ChatEncoder
     from longgraft.yarn_drafters.training.corpus import encode, split_coded
-    from longgraft.yarn_drafters.training.documents import read_documents
 
     path = corpus_path(name)
     target = files_of(model)
     identity = {"tokenizer": vocabulary(target.tokenizer), MODEL: target.name}
-    chosen = _chosen(files, tuple(filter(None, (endings or "").split(","))))
-    documents = read_documents(chosen)
+    left_out = LeftOut()
+    chosen = _chosen(files, tuple(filter(None, (endings or "").split(","))), exclude or (), left_out)
+    documents = _documents(chosen, left_out)
     chats = ChatEncoder(target.tokenizer)
     tokens, _ = split_coded(encode(tqdm(documents, "encoding", unit=" documents", disable=None), chats).tokens)
     # Some tokenizers have added tokens that their model never predicts.
@@ -76,13 +116,15 @@ def add(
     if not len(tokens):
         which = " with these endings" if endings else ""
         advice = chats.left_out or "Give other files."
-        raise ValueError(f"{', '.join(map(str, files))}: no text to add{which}. {advice}")
+        raise ValueError("\n".join((f"{', '.join(map(str, files))}: no text to add{which}. {advice}", *left_out.lines)))
     with changing(path):
         earlier = [Corpus.load(path, identity).tokens] if path.exists() else []
         whole = np.concatenate([*earlier, tokens])[-(most or 0) :]
         built = Corpus.build(whole, lambda rounds: tqdm(rounds, "sorting", unit=" rounds", disable=None))
         built.save(path, identity)
     print(f"{name}: {len(tokens):,} tokens were added, {len(whole):,} are kept in {path}")
+    for line in left_out.lines:
+        print(line, file=sys.stderr)
 
 
 @corpus.command("remove", epilog="Example: longgraft corpus remove ours")
@@ -96,10 +138,38 @@ def remove(name: Name) -> None:
     print(f"removed {path}")
 
 
-def _chosen(files: list[Path], endings: tuple[str, ...]) -> Iterator[Path]:
-    """Yields files as given; from folders all files, or those with these endings."""
-    for path in files:
-        if path.is_dir() and endings:
-            yield from sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(endings))
+def _chosen(
+    files: Sequence[Path], endings: tuple[str, ...], exclude: Sequence[str], left_out: LeftOut
+) -> Iterator[tuple[Path, bool]]:
+    """Yields (file, True if it was given by itself); from folders files that are not hidden, with these endings."""
+    for given in files:
+        found = [given]
+        if given.is_dir():
+            found = sorted(path for path in given.rglob("*") if path.is_file() and path.name.endswith(endings or ""))
+        for path in found:
+            within = path.relative_to(given)
+            if any(part.startswith(".") for part in within.parts):
+                continue
+            if any(fnmatch(path.name, like) or fnmatch(within.as_posix(), like) for like in exclude):
+                left_out.excluded += 1
+            else:
+                yield path, path == given
+
+
+def _documents(chosen: Iterable[tuple[Path, bool]], left_out: LeftOut) -> Iterator[Document]:
+    """Yields the documents of files, but for a folder's files that are no text."""
+    from longgraft.yarn_drafters.training.documents import read_documents
+
+    for path, given in chosen:
+        if given:
+            yield from read_documents([path])
+            continue
+        try:
+            found = list(read_documents([path]))
+        except ValueError as error:
+            left_out.unread.append(str(error))
+            continue
+        if found and all("\0" in document.text for document in found):
+            left_out.unread.append(f"{path} is binary.")
         else:
-            yield path
+            yield from found

@@ -115,7 +115,7 @@ def _check_methods(methods: Sequence[str], log: Path) -> None:
         if find(name).needs and not log.with_suffix(".drafts").is_dir():
             raise ValueError(
                 f"{name} needs a head, whose drafts are not known to a log. Leave it out, or record drafts beside the "
-                "log (python -m benchmarks.recorded_rows)."
+                "log (python -m benchmarks recorded rows)."
             )
 
 

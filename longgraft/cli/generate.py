@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from longgraft.config.options import Checked, option
 from longgraft.config.settings import Machine, Pair, Settings
 from longgraft.files.data_files import read_recording
 from longgraft.files.new_paths import new_file
+from longgraft.files.whole_files import RowFile
 
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling
@@ -272,14 +274,15 @@ def encode(session: Session, given: GivenPrompt) -> list[int]:
 def _answer_all(answers: Answers, prompts: Sequence[GivenPrompt], out: Path | None) -> None:
     """Writes one JSON object per prompt at once; a prompt that fails gets its error, and the others go on."""
     failed = 0
-    with open(out, "x", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
+    with closing(RowFile(out)) if out else nullcontext() as file:
+        tell = partial(print, flush=True) if file is None else file.append
         for number, prompt in enumerate(prompts, 1):
             try:
                 report = answers.told(encode(answers.session, prompt))
             except ValueError as error:
                 report = {"error": str(error)}
                 failed += 1
-            print(json.dumps({"id": prompt.name} | report), file=file, flush=True)
+            tell(json.dumps({"id": prompt.name} | report))
             say(f"{number} of {len(prompts)} answered")
     if failed:
         say(f"{failed} of {len(prompts)} prompts have no answer; their rows say why")

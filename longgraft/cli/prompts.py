@@ -187,17 +187,18 @@ def source_name(name: str) -> str:
     return "Standard input" if name == STDIN else name
 
 
-def read_source(name: str, errors: str = "strict") -> str:
+def read_source(name: str, errors: str = "strict", encoding: str = "utf-8-sig") -> str:
     """Returns a file's text (*.gz is decompressed), or standard input for -; raises ValueError if it cannot be read.
 
     Args:
         errors: strict, or replace for bytes that are not UTF-8.
+        encoding: utf-8-sig, or utf-8 to keep a byte order mark.
     """
     if name == STDIN:
-        return _decoded(sys.stdin.buffer.read(), source_name(name), errors)
+        return _decoded(sys.stdin.buffer.read(), source_name(name), errors, encoding)
     try:
         with opener(name)(name, "rb") as file:
-            return _decoded(file.read(), f"File {name}", errors)
+            return _decoded(file.read(), f"File {name}", errors, encoding)
     except (OSError, *GZIP_ERRORS) as error:
         # The user may have given a text, which may be long, instead of a file's name.
         shown = f"{name[:SHOWN]}..." if len(name) > SHOWN else name
@@ -210,8 +211,8 @@ def read_json(name: str) -> Any:
     return parse_json(read_source(name), where)
 
 
-def _decoded(data: bytes, what: str, errors: str) -> str:
+def _decoded(data: bytes, what: str, errors: str, encoding: str) -> str:
     try:
-        return data.decode("utf-8-sig", errors)
+        return data.decode(encoding, errors)
     except UnicodeDecodeError as error:
         raise ValueError(f"{what} is not UTF-8 text ({reason(error)}).") from error

@@ -23,6 +23,7 @@ from longgraft.cli.models import models
 from longgraft.cli.prefill import prefilling
 from longgraft.cli.serve import serving
 from longgraft.cli.train import heads, train
+from longgraft.files.file_errors import reason
 
 MEASURING = ("sweep", "ablate", "bench", "diagnose", "plot", "compare", "recordings", "suites")
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -82,7 +83,9 @@ def run() -> int | None:
     """
     words = sys.argv[1:]
     try:
-        return _with_options_of(words)(args=words or ["--help"], standalone_mode=False)
+        status = _with_options_of(words)(args=words or ["--help"], standalone_mode=False)
+        print(end="", flush=True)  # here an output that cannot be written has a message
+        return status
     except typer.BadParameter as error:
         _fail(error.format_message())
     except typer.TyperException as error:  # it names the nearest options and commands
@@ -95,8 +98,10 @@ def run() -> int | None:
         if not (error.name or "").startswith("longgraft."):
             _fail(str(error))
         _fail(f"This copy of longgraft lacks {error.name}, which the command needs. Install the whole package.")
-    except (ValueError, ImportError, OSError) as error:  # OSError: files, and hubs out of reach
+    except (ValueError, ImportError) as error:
         _fail(str(error))
+    except OSError as error:  # files, hubs out of reach, and our own output
+        _fail(_unwritable_output() or str(error))
     except MemoryError as error:
         _fail(f"Out of memory: {error}. Shorten the prompt, lower --chunk or use a smaller --dtype.")
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator has no class of its own
@@ -130,6 +135,16 @@ def _without_options(command: CommandInfo) -> CommandInfo:
     lean = copy.copy(command)
     lean.callback = described
     return lean
+
+
+def _unwritable_output() -> str:
+    """Returns why standard output cannot be written, and drops what it did not take; "" if it can."""
+    try:
+        print(end="", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return f"Standard output cannot be written: {reason(error)}. Make room, or redirect it to another place."
+    return ""
 
 
 def _fail(message: str) -> NoReturn:

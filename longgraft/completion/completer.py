@@ -26,7 +26,7 @@ from longgraft.completion.prompt.next_edit import NextEditLayout
 from longgraft.completion.prompt.stable_order import ANEW, STEADY, place
 from longgraft.completion.repository.files import repository
 from longgraft.completion.retrieval.gather import Gathered, gather
-from longgraft.completion.snippets import LINE_END, Cursor, Snippet, common
+from longgraft.completion.snippets import Cursor, Snippet, common, unified
 from longgraft.completion.stopping import Ending
 from longgraft.completion.window import Edit, RewriteEnding, Window
 from longgraft.engine.encoder import stop_strings
@@ -133,12 +133,12 @@ class Completer:
         limit = options.max_new_tokens
         rewrite = None
         if prompt.form == NEXT_EDIT:
-            rewrite = RewriteEnding(options.until, Window.around(_with_unified_ends(cursor)), self._cuts(options.stop))
+            rewrite = RewriteEnding(options.until, Window.around(cursor), self._cuts(options.stop))
             limit = min(limit + len(prompt.prediction[0]), self._most_positions - len(prompt.ids))
         request = self.session.open(
             prompt.ids, limit, sampling, options.stop, tuple(eos), prediction=prompt.prediction or None
         )
-        ending = rewrite or Ending(options.until, _with_unified_ends(cursor), prompt.form == "fim")
+        ending = rewrite or Ending(options.until, cursor.shown, prompt.form == "fim")
 
         def tell_more(text: str) -> None:
             if rewrite is None:  # what a rewritten window changes is known at its end
@@ -155,7 +155,6 @@ class Completer:
         edit = rewrite.edit(text.text, ended)
         text_of_edit = ""
         if edit is not None:
-            edit = edit.in_file(cursor.text)
             text_of_edit = edit.text
             tell(text_of_edit)
         return replace(completion, text=text_of_edit, edit=edit)
@@ -167,7 +166,7 @@ class Completer:
         root = root.expanduser().resolve()
         form = options.layout
         started = time.perf_counter()
-        cursor = _with_unified_ends(cursor)
+        cursor = cursor.shown
         tokens = self._room(options)
         layouts = self._last.layouts
         used = self._last.used
@@ -243,11 +242,6 @@ def _is_there(root: Path, snippet: Snippet) -> bool:
     return "\n".join(lines) + "\n" == snippet.text
 
 
-def _with_unified_ends(cursor: Cursor) -> Cursor:
-    """Returns the cursor in a text with line ends \\n, which models know."""
-    return replace(cursor, before=LINE_END.sub("\n", cursor.before), after=LINE_END.sub("\n", cursor.after))
-
-
 class _CompletionText:
     """The decoded text, without the repeated blanks, up to the completion's end.
 
@@ -296,8 +290,8 @@ class _CompletionText:
         return self.ended
 
     def _completed(self) -> str:
-        """Returns the decoded text without the held blanks, which the model repeats."""
-        return self.raw[common(self.raw, self.held) :]
+        """Returns the decoded text, with line ends \\n, without the held blanks, which the model repeats."""
+        return unified(self.raw[common(self.raw, self.held) :])
 
     def _send(self, end: int) -> None:
         if end > self._sent:

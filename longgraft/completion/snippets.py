@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 # Where editors (by the Language Server Protocol) and Python end a line.
@@ -58,6 +58,11 @@ class Cursor:
         return self.before + self.after
 
     @property
+    def shown(self) -> Cursor:
+        """The cursor in the text that models see: its lines end with \\n."""
+        return replace(self, before=unified(self.before), after=unified(self.after))
+
+    @property
     def line_end(self) -> str:
         """The line end before the cursor, or the first one after it."""
         before = LINE_END.findall(self.before)
@@ -77,6 +82,11 @@ class Snippet:
     @property
     def last_line(self) -> int:
         return self.first_line + self.text.removesuffix("\n").count("\n")
+
+
+def unified(text: str) -> str:
+    """Returns a text whose lines end with \\n, which models know."""
+    return LINE_END.sub("\n", text)
 
 
 def common(first: Sequence[str], second: Sequence[str]) -> int:

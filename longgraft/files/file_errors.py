@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 # (beginning or end of a library's message, its meaning in plain words)
@@ -13,6 +15,7 @@ MEANINGS = (
     ("Unrecognized model in", "it has no config.json with a known model_type"),
     ("Repo id must", "there is no such folder, and a hub id is a name, or owner/name"),
 )
+SYSTEM = re.compile(r"\(os error (\d+)\)")  # how libraries in Rust name an error of the system
 GZIP = b"\x1f\x8b"  # first bytes of a gzip file
 LONGEST = 150  # characters of a library's own message that are shown
 
@@ -26,6 +29,9 @@ def reason(error: BaseException) -> str:
     for words, meaning in MEANINGS:
         if text.startswith(words) or text.endswith(words):
             return meaning
+    system = SYSTEM.search(text)
+    if system:
+        return os.strerror(int(system[1]))
     if isinstance(error, IsADirectoryError):
         return "it is a folder"
     if isinstance(error, json.JSONDecodeError):

@@ -6,15 +6,14 @@ They are written whole or not at all, and the names are compared before the tens
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from torch import Tensor
 
 from longgraft.files.data_files import parse_object
 from longgraft.files.file_errors import reason
+from longgraft.files.whole_files import written_whole
 
 MODEL = "model"  # key of an identity that names the model for people, and is not compared
 # (file, a clause with the reason) -> the error, which says what to do.
@@ -30,19 +29,10 @@ def save_identified(
         about: Further texts, such as a version.
         identity: What the tensors belong to, by name.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    part = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as part:
         save_file(dict(tensors), part, {**about, "identity": json.dumps(dict(identity))})
-        part.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be written: {reason(error)}. Make room, or give another place.") from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
 
 
 def read_identified(
@@ -65,7 +55,8 @@ def read_identified(
         raise unfit(path, f"cannot be read: {reason(error)}") from error
     if differing:
         key = differing[0]
-        if MODEL in loaded and stored.get(MODEL, loaded[MODEL]) != loaded[MODEL]:
-            raise unfit(path, f"was made for model {stored[MODEL]!r}, and {loaded[MODEL]!r} has another {key}")
+        if MODEL in loaded:
+            made_for = f"model {stored[MODEL]!r}" if MODEL in stored else "a model that it does not name"
+            raise unfit(path, f"was made for {made_for}, and {loaded[MODEL]!r} has another {key}")
         raise unfit(path, f"belongs to {key} {stored.get(key)!r}, and {loaded[key]!r} is loaded")
     return about, tensors

@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def new_file(path: str | os.PathLike[str]) -> Path:
-    """Returns the path of a file that does not exist, in a folder that does; raises ValueError for any other."""
+    """Returns the path of a file that does not exist or is empty, in a folder that does; else raises ValueError."""
     path = Path(path)
-    if path.exists():
+    if path.exists() and not (path.is_file() and not path.stat().st_size):
         raise ValueError(_exists(path, "file"))
     _check_writable(path, path.absolute().parent)
     return path

@@ -56,7 +56,9 @@ def _loaded(points: Iterable[EntryPoint], before: Mapping[str, Method]) -> dict[
 
 @cache
 def zoo() -> dict[str, Method]:
-    """Returns the methods to compare with, which this package registers by entry points, by name."""
+    """Returns the methods to compare with, which this package registers by entry points, by name; none without them."""
+    if importlib.util.find_spec("longgraft.zoo") is None:
+        return {}
     return _loaded(registered()[0], CORE)
 
 
@@ -127,7 +129,10 @@ def _found(what: str) -> Method:
     if ":" in what:
         return as_method(_named(what), what)
     check_method_name(what)
-    return installed()[what]
+    found = installed().get(what)
+    if found is None:  # a copy without the zoo, whose names are in a file of the core
+        raise ModuleNotFoundError(f"Method {what!r} is in longgraft.zoo, which is not installed.", name="longgraft.zoo")
+    return found
 
 
 def as_method(found: object, name: str) -> Method:

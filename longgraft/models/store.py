@@ -64,15 +64,17 @@ def locked(what: str) -> Iterator[None]:
     """Waits until no other process changes the cache of models, and clears what a killed one left there.
 
     Raises:
-        ValueError: The cache cannot be written. Other OSErrors of the body are reported in the same way.
+        ValueError: The cache cannot be written. Errors of reading and writing in the body are reported in the same way.
     """
+    from safetensors import SafetensorError
+
     folder = models_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / "lock"):  # the system frees it when a process dies
             shutil.rmtree(_scratch(), ignore_errors=True)
             yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ValueError(
             f"{what} cannot be kept in {folder}: {reason(error)}. Make room, or set LONGGRAFT_CACHE to another folder."
         ) from error

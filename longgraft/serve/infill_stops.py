@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from longgraft.completion.snippets import unified
 from longgraft.engine.step import Step
 from longgraft.serve.served_request import Steps
 
@@ -21,12 +22,14 @@ class InfillStop:
         indent: Number of spaces and tabs with which every line after the first must begin.
         seconds: Time from the first token after which the answer ends with its current line; None: no limit.
         held: Spaces and tabs before the cursor that the prompt leaves out; the model may repeat them.
+        line_end: The end of the client's lines, which the answer's lines get; "": they are left as they are.
         over: Characters of the decoded text up to the end of the line in which the time was up; empty before.
     """
 
     indent: int = 0
     seconds: float | None = None
     held: str = ""
+    line_end: str = ""
     over: list[int] = field(default_factory=list)
 
     def detector(self) -> Callable[[Step], bool]:
@@ -42,7 +45,7 @@ class InfillStop:
                 if "\n" in step.text and time.monotonic() >= deadline:
                     self.over.append(len(decoded) - len(step.text) + step.text.index("\n") + 1)
                     return True
-            return self.end(self.without_held(decoded)) is not None
+            return self.end(self.after_cursor(decoded)) is not None
 
         return complete
 
@@ -55,22 +58,26 @@ class InfillStop:
             if step is not None:
                 decoded += step.text
                 # A step may have decoded more than the line in which the time was up.
-                text = self.without_held(decoded[: self.over[0]] if self.over else decoded)
+                text = self.after_cursor(decoded[: self.over[0]] if self.over else decoded)
                 end = self.end(text)
                 shown = max(sent, self.certain(text) if end is None else end)
-                step = replace(step, text=text[sent:shown])
+                step = replace(step, text=self._in_file(text[sent:shown]))
                 sent = shown
             yield step
         rest = text[sent : self.end(text)]
         if rest:
-            yield Step(text=rest)
+            yield Step(text=self._in_file(rest))
 
-    def without_held(self, decoded: str) -> str:
+    def after_cursor(self, decoded: str) -> str:
         """Returns the text after the cursor: without the held spaces and tabs, as far as the model repeated them."""
         same = 0
         while same < min(len(decoded), len(self.held)) and decoded[same] == self.held[same]:
             same += 1
-        return decoded[same:]
+        text = decoded[same:]
+        return unified(text) if self.line_end else text
+
+    def _in_file(self, text: str) -> str:
+        return text.replace("\n", self.line_end or "\n")
 
     def end(self, text: str) -> int | None:
         """Returns the position before the first line with too little indentation; None if there is none."""

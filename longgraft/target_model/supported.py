@@ -1,6 +1,6 @@
 """Decides from a configuration alone if a model can be decoded, and gives the reason if not; no weight is read.
 
-tests/test_families.py shows for every causal family that it is refused here or exact.
+tests/target_model/test_families.py shows for every causal family that it is refused here or exact.
 """
 
 from __future__ import annotations

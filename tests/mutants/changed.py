@@ -86,11 +86,10 @@ class Changes:
         self.left_out = 0
         self._texts: dict[str, str] = {}
         for path, lines in changed_lines(project, choice).items():
-            part = next((part for part in copy.destinations if Path(path).is_relative_to(part)), None)
-            if part is None:
+            if not any(Path(path).is_relative_to(part) for part in copy.destinations):
                 continue
             if path.endswith(".py"):
-                self.lines[f"{copy.destinations[part]}{path.removeprefix(part)}"] = lines
+                self.lines[copy.installed(path)] = lines
             else:
                 self.left_out += len(lines)
 
@@ -215,14 +214,14 @@ def hunt(project: Path, folder: Path, choice: Choice) -> int:
     if not changes.lines:
         print(f"No line of the Python sources changed since {choice.base}.")
         return 0
-    recordings.add(choice.tests or sorted(path.name for path in (copy.root / "tests").glob("test_*.py")))
+    recordings.add(choice.tests or sorted(copy.tests))
     made = list(changes.mutants())
     executed = [mutant for mutant in made if changes.tests(mutant)]
     print_missing(changes)
     print(f"{len(made)} errors can be made in the changed lines, {len(executed)} of them where a test comes by.")
     random.Random(choice.seed).shuffle(executed)
     until, tried, survivors = time.monotonic() + choice.minutes * 60, 0, 0
-    files = {test.partition("::")[0].removeprefix("tests/") for test in recordings.seconds}
+    files = {Path(test.partition("::")[0]).name for test in recordings.seconds}
     warm = WarmCopy(copy, sorted(files))
     errors = Hunt(copy, warm, changes, recordings)
     for mutant in executed:

@@ -70,6 +70,10 @@ class Copy:
         shutil.copy(source / "pyproject.toml", self.root)
 
         packages = [self.root / package for package in self.destinations.values()]
+        # By name, which no two rooms have in common, so that a file can move.
+        self.tests = {
+            path.name: path.relative_to(self.root).as_posix() for path in (self.root / "tests").rglob("test_*.py")
+        }
         self.files = {path for package in packages for path in package.rglob("*") if path.is_file()}
         self.files |= set((self.root / "benchmarks").rglob("*.sh"))  # the names in its Python files are not unique
         self.symbols: defaultdict[str, list[Span]] = defaultdict(list)
@@ -110,10 +114,23 @@ class Copy:
 
     def passes(self, tests: Iterable[str]) -> bool:
         """Returns True if these tests pass, False if one fails or crashes; raises ValueError if they cannot be run."""
-        status = self.run(["-x", *(f"tests/{test}" for test in sorted(tests))])
+        status = self.run(["-x", *map(self.test, sorted(tests))])
         if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, *CRASHES):
             raise ValueError(f"pytest ended with status {status}:\n{self.output.read_text()}")
         return status == pytest.ExitCode.OK
+
+    def installed(self, path: str) -> str:
+        """Returns the place in the copy of a source file of the checkout."""
+        part = next((part for part in self.destinations if Path(path).is_relative_to(part)), "")
+        return self.destinations.get(part, part) + path.removeprefix(part)
+
+    def test(self, name: str) -> str:
+        """Returns the path of a test file, or of a test as test_x.py::test; raises ValueError if it is not there."""
+        file, *rest = name.partition("::")
+        path = self.tests.get(Path(file).name)
+        if path is None:
+            raise ValueError(f"There is no test file {file}.")
+        return path + "".join(rest)
 
     @property
     def output(self) -> Path:

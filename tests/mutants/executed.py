@@ -94,11 +94,20 @@ class Recordings:
                 print(f"recorded {name} in {time.monotonic() - began:.0f} s", flush=True)
             self._read(name, stem)
 
+    def kept(self, room: str) -> list[str]:
+        """Returns the test files of a room, and all whose recordings are kept and up to date."""
+        files = self._copy.tests.items()
+        return [
+            name
+            for name, path in files
+            if Path(path).parent.name == room or self._is_current(name, self._folder / Path(name).stem)
+        ]
+
     def _record(self, name: str, stem: Path) -> None:
         for suffix in (".json", ".coverage", ".sources"):
             stem.with_suffix(suffix).unlink(missing_ok=True)
         recorder = Recorder(self._copy, stem)
-        self._copy.run([f"tests/{name}"], [recorder], prepare=recorder.begin)
+        self._copy.run([self._copy.test(name)], [recorder], prepare=recorder.begin)
         if not stem.with_suffix(".json").exists():
             raise ValueError(f"{name} could not be recorded:\n{self._copy.output.read_text()}")
         data = self._data(stem)
@@ -134,8 +143,9 @@ class Recordings:
 
     def _test_digest(self, name: str) -> str:
         tests = self._copy.root / "tests"
+        own = self._copy.root / self._copy.test(name)
         shared = sorted([*tests.glob("toys/*.py"), *tests.glob("conftest.py")])
-        return hashlib.sha256(b"".join(path.read_bytes() for path in [tests / name, *shared])).hexdigest()
+        return hashlib.sha256(b"".join(path.read_bytes() for path in [own, *shared])).hexdigest()
 
     def _digest(self, path: str) -> str:
         source = self._copy.root / path

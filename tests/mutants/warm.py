@@ -44,7 +44,7 @@ class WarmCopy:
 def serve(copy: Copy, test_files: Sequence[str], pipe: Connection) -> None:
     """Imports the copy and the tests; answers requests until there is None."""
     copy.enter()
-    pytest.main([*OPTIONS, "--collect-only", *(f"tests/{name}" for name in test_files)])
+    pytest.main([*OPTIONS, "--collect-only", *map(copy.test, test_files)])
     functions: defaultdict[str, list[FunctionType]] = defaultdict(list)
     gc.unfreeze()  # tests/conftest.py has frozen what it collected, which hides it
     for function in gc.get_objects():

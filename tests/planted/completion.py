@@ -6,8 +6,8 @@ MUTATIONS = (
     Mutation(
         "blanks before the cursor are written twice",
         "_CompletionText._completed",
-        "return self.raw[common(self.raw, self.held) :]",
-        "return self.raw",
+        "self.raw[common(self.raw, self.held) :]",
+        "self.raw",
         "test_completion.py::test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step",
     ),
     Mutation(

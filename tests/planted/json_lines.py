@@ -33,9 +33,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a mark of the byte order begins a prompt",
-        "prompts:_decoded",
-        "utf-8-sig",
-        "utf-8",
+        "prompts:read_source",
+        'encoding: str = "utf-8-sig"',
+        'encoding: str = "utf-8"',
         "test_json_lines.py::test_prompts_of_files_with_a_mark_are_those_of_files_without_one",
     ),
     Mutation(

@@ -55,8 +55,8 @@ MUTATIONS = (
     Mutation(
         "an edit is complete at a place that occurs twice",
         "Window._rest",
-        "if len(places) != 1 or",
-        "if not places or",
+        "if len(places) == 1 and",
+        "if places and",
         "test_next_edit.py::test_lines_that_an_insertion_may_have_too_do_not_complete_an_edit",
     ),
     Mutation(
@@ -68,9 +68,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a file from Windows gets other line ends",
-        "Completer.complete",
-        "edit = edit.in_file(cursor.text)",
-        "pass",
+        "Window.around",
+        "LINE_END.findall(cursor.text)",
+        '["\\n"] * cursor.text.count("\\n")',
         "test_next_edit.py::test_the_edit_of_a_file_from_windows_has_its_line_ends",
     ),
     Mutation(
@@ -97,7 +97,7 @@ MUTATIONS = (
     Mutation(
         "an edit is complete after two brackets",
         "Window._rest",
-        'or not WORD.search("".join(tail))',
+        'and WORD.search("".join(tail))',
         "",
         "test_next_edit.py::test_lines_that_an_insertion_may_have_too_do_not_complete_an_edit",
     ),

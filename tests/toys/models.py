@@ -13,9 +13,6 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Report, Segment
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
-from longgraft.zoo.dflash.network import BlockConfig, BlockNetwork
-from longgraft.zoo.longspec.network import LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
-from longgraft.zoo.medusa.heads import MedusaConfig, MedusaHeads
 
 VOCAB = 96
 SMALL = dict(
@@ -185,64 +182,6 @@ def small_model(vocab: int, seed: int = 0, layers: int = 2) -> Target:
             if parameter.ndim > 1 and "embed" not in name:
                 parameter.mul_(15.0)
     return Target(model.eval(), "small")
-
-
-def medusa_heads(target: Target, seed: int = 0, heads: int = 4, tied: bool = True) -> MedusaHeads:
-    """Returns random Medusa heads of the target's sizes."""
-    torch.manual_seed(200 + seed)
-    made = MedusaHeads(MedusaConfig(target.config.hidden_size, target.vocab_size, heads, 1, tied))
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.normal_(std=0.5)
-    return made.eval().requires_grad_(False)
-
-
-def toy_longspec(target: Target, seed: int, window: int = 12, **changes) -> LongSpecNetwork:
-    """Returns a LongSpec drafter with large weights, so that its best two tokens differ clearly in score."""
-    torch.manual_seed(seed)
-    size = dict(hidden_size=32, intermediate_size=48, heads=4, kv_heads=kv_heads(target), head_dim=head_dim(target))
-    network = LongSpecNetwork(LongSpecConfig(**size | changes, window=window, final_norm=True)).eval()
-    for parameter in network.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.6)
-    return network.requires_grad_(False)
-
-
-def toy_blocks(seed: int = 0) -> BlockNetwork:
-    """Returns a random DFlash drafter of blocks of 8, which still has to share an embedding and an output layer.
-
-    Its weights are large and its attention is narrow, so that its tokens and their probabilities differ by position.
-    """
-    torch.manual_seed(seed + 1)
-    network = (
-        BlockNetwork(
-            BlockConfig(
-                hidden_size=32,
-                intermediate_size=48,
-                heads=4,
-                kv_heads=2,
-                head_dim=8,
-                layers=2,
-                vocab_size=96,
-                feature_layers=(1, 3),
-                mask_token=95,
-                max_positions=512,
-                block=8,
-            )
-        )
-        .eval()
-        .requires_grad_(False)
-    )
-    for name, parameter in network.named_parameters():
-        parameter.mul_(4.0 if parameter.ndim > 1 else 10.0 if "k_norm" in name else 1.0)
-    return network
-
-
-def shared_blocks(target: Target, seed: int = 0) -> BlockNetwork:
-    """Returns `toy_blocks` with the embedding and output layer of this target."""
-    network = toy_blocks(seed)
-    network.share(target.model.get_input_embeddings(), target.head)
-    return network
 
 
 def read(target: Target, segment: Segment, wants: Wants = Wants()) -> Report:  # noqa: B008 - frozen

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from longgraft.engine.token_bytes import TokenBytes
+from longgraft.files.whole_files import written_whole
 from longgraft.yarn_drafters.training.chats import ChatEncoder
 from longgraft.yarn_drafters.training.documents import Document, read_documents
 
@@ -115,16 +116,15 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast, cac
             f"{', '.join(map(str, paths)) or 'No file'}: nothing to learn from, no text and no "
             f"chat with an answer. {chats.left_out or 'Give other files.'}"
         )
-    partial = cache.with_suffix(".partial.npz")
-    np.savez(
-        partial,
-        tokens=corpus.tokens,
-        starts=corpus.starts,
-        types=corpus.types,
-        sources=corpus.sources,
-        digest=digest.hexdigest(),
-    )
-    partial.replace(cache)
+    with written_whole(cache) as part, open(part, "wb") as out:
+        np.savez(
+            out,
+            tokens=corpus.tokens,
+            starts=corpus.starts,
+            types=corpus.types,
+            sources=corpus.sources,
+            digest=digest.hexdigest(),
+        )
     return corpus
 
 

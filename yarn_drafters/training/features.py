@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from longgraft.files.whole_files import written_whole
 from longgraft.runtime.fingerprint import digest
 from longgraft.target_model.model import Target
 from longgraft.target_model.weight_identity import sample
@@ -55,9 +56,8 @@ class FeatureStore:
             if tensor.is_floating_point():
                 tensor = tensor.bfloat16()
             tensors[output.name] = tensor.contiguous().cpu()
-        part = path.with_suffix(".partial")
-        save_file(tensors, part)
-        part.replace(path)
+        with written_whole(path) as part:
+            save_file(tensors, part)
 
     def _path(self, tokens: Tensor, positions: Tensor) -> Path:
         key = hashlib.sha256(self.identity.encode())

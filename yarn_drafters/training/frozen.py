@@ -19,6 +19,7 @@ from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.files.data_files import read_table
+from longgraft.files.whole_files import write_whole
 from longgraft.models.files import files_of
 from longgraft.models.targets import load_target
 from longgraft.protocol.observation import Wants
@@ -166,19 +167,13 @@ class DistillingTrainer(Trainer):
             )
             if prepared.world.first:
                 run.write(out / cls.folder)
-                (out / cls.folder / "training.json").write_text(
-                    json.dumps(
-                        {
-                            "target": name,
-                            "tokens": run.state.tokens,
-                            "steps": run.state.step,
-                            "recipe": read_table(out / "recipe.json"),
-                        },
-                        indent=1,
-                    )
-                    + "\n",
-                    encoding="utf-8",
-                )
+                training = {
+                    "target": name,
+                    "tokens": run.state.tokens,
+                    "steps": run.state.step,
+                    "recipe": read_table(out / "recipe.json"),
+                }
+                write_whole(out / cls.folder / "training.json", json.dumps(training, indent=1) + "\n")
         return out / cls.folder
 
     @staticmethod

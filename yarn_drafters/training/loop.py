@@ -8,6 +8,7 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from longgraft.config.options import Checked, checked
 from longgraft.files.data_files import read_table
 from longgraft.files.file_errors import reason
+from longgraft.files.whole_files import RowFile, write_whole, written_whole
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.distributed import SINGLE_PROCESS, World
 from longgraft.yarn_drafters.training.recipe import NotNegative, Recipe, Stage, Whole
@@ -224,18 +226,16 @@ class Trainer(ABC):
 
     def save(self) -> None:
         """Writes checkpoint.pt; a crash leaves no incomplete file."""
-        part = self.out / "checkpoint.partial"
-        torch.save(
-            {
-                "module": self.module.state_dict(),
-                "state": asdict(self.state),
-                "identity": self.identity,
-                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-                "made_with": self.made_with,
-            },
-            part,
-        )
-        part.replace(self.out / "checkpoint.pt")
+        checkpoint = {
+            "module": self.module.state_dict(),
+            "state": asdict(self.state),
+            "identity": self.identity,
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "made_with": self.made_with,
+        }
+        # Python's own file raises an OSError with the reason; torch's own file gives none.
+        with written_whole(self.out / "checkpoint.pt") as part, open(part, "wb") as file:
+            torch.save(checkpoint, file)
 
     def resume(self) -> bool:
         """Continues from the folder's checkpoint, if there is one; raises ValueError if it is damaged or of
@@ -317,7 +317,7 @@ class Trainer(ABC):
             file = self.out / "recipe.json"
             changed = {"changed": "; ".join(self.changed)} if self.changed else {}
             if self.progress() < 1.0 or not file.exists():  # else no step will be made with this recipe
-                file.write_text(json.dumps(asdict(self.recipe), indent=1) + "\n", encoding="utf-8")
+                write_whole(file, json.dumps(asdict(self.recipe), indent=1) + "\n")
             log(
                 self.out,
                 {
@@ -399,6 +399,6 @@ def log(out: Path, line: dict[str, Any]) -> None:
     for name, value in line.items():
         if isinstance(value, float | list):
             short[name] = np.round(value, 4).tolist()
-    with open(out / "log.jsonl", "a", encoding="utf-8") as lines:
-        lines.write(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S"), **short}) + "\n")
+    with closing(RowFile(out / "log.jsonl")) as lines:
+        lines.append(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S"), **short}))
     print(json.dumps(short), flush=True)

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from longgraft.files.data_files import checked_object
 from longgraft.files.json_lines import read_json_lines
 from longgraft.files.new_paths import new_file
+from longgraft.files.whole_files import written_whole
 
 TYPES = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|Unlicense)\b", re.I)
@@ -164,12 +165,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     try:
         new_file(options.out)
-    except ValueError as error:
-        parser.error(str(error))
-    try:
         _write(options)
     except (OSError, ValueError) as error:
-        options.out.unlink(missing_ok=True)
         parser.error(str(error))
 
 
@@ -177,7 +174,7 @@ def _write(options: argparse.Namespace) -> None:
     packages = set()
     size = 0
     count = 0
-    with gzip.open(options.out, "wt", encoding="utf-8") as out:
+    with written_whole(options.out) as part, gzip.open(part, "wt", encoding="utf-8") as out:
         for row in collect(options.archives, options.evaluation, options.most):
             out.write(json.dumps(row) + "\n")
             packages.add(row["source"].split("@")[0])

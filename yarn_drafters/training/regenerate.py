@@ -12,10 +12,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tqdm import tqdm
 
@@ -23,6 +24,7 @@ from longgraft.engine.repetition import loops
 from longgraft.engine.session import Session
 from longgraft.files.data_files import parse_json
 from longgraft.files.json_lines import read_json_lines
+from longgraft.files.whole_files import RowFile, write_whole
 from longgraft.yarn_drafters.training import batched_sampling, scheduled_sampling
 from longgraft.yarn_drafters.training.chat_template import REFUSALS, ChatTemplate, Turn, words_of
 from longgraft.yarn_drafters.training.documents import read_documents
@@ -78,7 +80,7 @@ class Regenerator:
             return self.counts
         left = (chat for chat in chats if chat.index not in self.done)
         with (
-            open(out, "ab") as file,
+            closing(RowFile(out)) as file,
             tqdm(
                 total=self.sampling.tokens,
                 initial=self.counts["tokens"],
@@ -110,7 +112,7 @@ class Regenerator:
             return batched_sampling.sample(target.model, more, self.session.eos, batch)
         return scheduled_sampling.sample(self.session, more, batch)
 
-    def _more(self, chats: Iterator[Chat], file: IO[bytes], number: int) -> Iterator[ChatTurn]:
+    def _more(self, chats: Iterator[Chat], file: RowFile, number: int) -> Iterator[ChatTurn]:
         """Yields so many next turns, of begun chats and then of new ones; ends chats that no longer fit the model."""
         while number > 0:
             chat = self.begun.pop(0) if self.begun else next(chats, None)
@@ -144,21 +146,19 @@ class Regenerator:
             print(f"longgraft: {first} is left out: the chat template does not take it ({reason})", file=sys.stderr)
         return None
 
-    def _finish(self, chat: Chat, file: IO[bytes]) -> None:
+    def _finish(self, chat: Chat, file: RowFile) -> None:
         """Writes a chat that has ended, unless it is dropped, and the state of the run."""
         self._judge(chat)
         if not chat.dropped:
-            file.write(json.dumps(chat.row(), ensure_ascii=False).encode() + b"\n")
-            file.flush()
+            file.append(json.dumps(chat.row(), ensure_ascii=False))
         self.done.add(chat.index)
-        progress = _progress(Path(file.name))
-        part = progress.with_suffix(".partial")
-        part.write_text(
-            json.dumps(
-                {"done": _ranges(self.done), "bytes": file.tell(), "counts": self.counts, "made_with": self.made_with}
-            )
-        )
-        part.replace(progress)
+        state = {
+            "done": _ranges(self.done),
+            "bytes": file.size,
+            "counts": self.counts,
+            "made_with": self.made_with,
+        }
+        write_whole(_progress(file.path), json.dumps(state))
 
     def _next(self, chat: Chat) -> ChatTurn:
         """Returns the chat's next turn; its `most` is not positive if the model has no positions for it."""

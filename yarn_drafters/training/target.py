@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
+from longgraft.files.whole_files import written_whole
 from longgraft.models.files import files_of
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.training.corpus import (
@@ -251,8 +252,10 @@ class TargetTrainer(Trainer):
         model.to(torch.bfloat16)
         model.generation_config.eos_token_id = self.tokenizer.eos_token_id
         model.generation_config.pad_token_id = self.tokenizer.pad_token_id
-        model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        with written_whole(folder) as part:
+            model.save_pretrained(part)
+            self.tokenizer.save_pretrained(part)
+            shutil.rmtree(folder, ignore_errors=True)  # this step's model, if the run was resumed or begun again
         link = self.out / "hf.partial"
         link.unlink(missing_ok=True)
         link.symlink_to(folder.name)
@@ -314,8 +317,8 @@ def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path, name: str 
             tokenizer = train_tokenizer((d.text for d in read_documents(data)), recipe.vocab_size)
         else:
             tokenizer = files_of(name).tokenizer
-        tokenizer.save_pretrained(out / "tokenizer.partial")
-        (out / "tokenizer.partial").rename(folder)
+        with written_whole(folder) as part:
+            tokenizer.save_pretrained(part)
     loaded: Any = AutoTokenizer.from_pretrained(folder)
     if name is not None:
         _same_tokenizer(loaded, folder, name)

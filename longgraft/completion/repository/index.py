@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from longgraft.completion.repository.secret_files import IDENTITY as SECRET_FORMS
 from longgraft.completion.repository.source import Identity, Source
 from longgraft.files.cache import cache_folder
 
@@ -28,7 +29,8 @@ class Index:
     """
 
     def __init__(self, root: Path) -> None:
-        name = hashlib.sha256(f"{FORMAT} {root}".encode()).hexdigest()[:24]
+        # Other forms of secrets leave out other files.
+        name = hashlib.sha256(f"{FORMAT} {SECRET_FORMS} {root}".encode()).hexdigest()[:24]
         self.file = cache_folder() / "repositories" / f"{name}.sqlite"
 
     def load(self) -> dict[str, Known]:

@@ -5,11 +5,16 @@ A secret that no pattern here matches is not found, so what must not be seen bel
 
 from __future__ import annotations
 
+import hashlib
 import re
+import tomllib
+from collections.abc import Mapping
 from fnmatch import translate
 from functools import lru_cache
+from pathlib import Path
 from posixpath import splitext
 
+FILE = Path(__file__).with_name("secret_forms.toml")
 # Patterns of file names, in lower case.
 NAMES = tuple(
     name
@@ -18,7 +23,9 @@ NAMES = tuple(
         "*.tfvars *.tfvars.json *.tfstate* *_rsa *_dsa *_ecdsa *_ed25519 id_rsa* id_dsa* id_ecdsa* id_ed25519*",
         "credentials* .credentials* client_secret* .netrc _netrc .npmrc .yarnrc* .pypirc .htpasswd .pgpass .my.cnf",
         ".git-credentials .dockercfg .dockerconfigjson .boto .s3cfg local.settings.json wp-config.php",
-        "*service-account*.json *service_account*.json *serviceaccount*.json",
+        "*service-account*.json *service_account*.json *serviceaccount*.json *[-_]credentials.json",
+        "kubeconfig* *.kubeconfig *_history .histfile *host_history.txt .vault-token .databrickscfg .terraformrc",
+        "pgpass.conf .mylogin.cnf rclone.conf *.keytab",
     )
     for name in names.split()
 )
@@ -28,30 +35,33 @@ SETTINGS = ".json .yaml .yml .toml .ini .cfg .conf .txt .xml .properties .enc .c
 STEMS = ("secret", "secrets", ".secret", ".secrets", "password", "passwords", "token", "tokens", "apikey", "api_key")
 
 _NAME, _FOLDER = (re.compile("|".join(map(translate, names))) for names in (NAMES, FOLDERS))
-# (text that every match contains, pattern): searching for the text first is many times faster.
-_CONTENTS = tuple(
-    (mark, re.compile(pattern))
-    for mark, pattern in (
-        # A key block, also with \n written in a string; a header alone, as in programs, does not match.
-        ("PRIVATE KEY", r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]{0,200}?[A-Za-z0-9+/=]{40}"),
-        ("AKIA", r"\bAKIA[0-9A-Z]{16}\b"),
-        ("ASIA", r"\bASIA[0-9A-Z]{16}\b"),
-        *((f"gh{kind}_", rf"\bgh{kind}_[A-Za-z0-9]{{36}}") for kind in "pousr"),
-        ("github_pat_", r"\bgithub_pat_[A-Za-z0-9_]{50}"),
-        ("glpat-", r"\bglpat-[A-Za-z0-9_-]{20}"),
-        ("xox", r"xox[abeoprs]-[A-Za-z0-9-]{20}"),
-        ("AIza", r"\bAIza[A-Za-z0-9_-]{35}"),
-        ("sk-", r"\bsk-(?:proj-|ant-[a-z0-9]+-)?[A-Za-z0-9_]{32}"),
-        ("sk_live_", r"\bsk_live_[A-Za-z0-9]{20}"),
-        ("rk_live_", r"\brk_live_[A-Za-z0-9]{20}"),
-        ("hf_", r"\bhf_[A-Za-z0-9]{34}"),
-        ("npm_", r"\bnpm_[A-Za-z0-9]{36}"),
-        ("pypi-", r"\bpypi-AgE[A-Za-z0-9_-]{40}"),
-        ("SG.", r"\bSG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
-        ("AGE-SECRET-KEY-", r"AGE-SECRET-KEY-1[0-9A-Z]{58}"),
-        ("eyJ", r"\beyJ[A-Za-z0-9_-]{16,2048}\.eyJ[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16}"),
+# What follows the beginnings in a section of FILE, as many times as the section says.
+SETS = {
+    "letters_and_digits": "[A-Za-z0-9]{%d}",
+    "capitals_and_digits": r"[A-Z0-9]{%d}\b",
+    "hexadecimal": "[A-Fa-f0-9]{%d}",
+    "base64url": "[A-Za-z0-9_-]{%d}",
+    "base64": "[A-Za-z0-9+/]{%d}",
+}
+SHORTEST = 20  # characters of the shortest token; only words as long are searched, which halves the time
+Forms = Mapping[str, re.Pattern[str]]  # by a text that every match contains, which is searched for first
+
+
+def _forms() -> tuple[Forms, Forms]:
+    """Returns the forms of tokens, which have no blanks, and those of other secrets."""
+    table = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    tokens, texts = (
+        {mark: re.compile(pattern, re.VERBOSE | re.ASCII) for mark, pattern in table.pop(name).items()}
+        for name in ("tokens", "texts")
     )
-)
+    for name, beginnings in table.items():
+        for mark, count in beginnings.items():
+            tokens[mark] = re.compile(r"\b" + re.escape(mark) + SETS[name] % count)
+    return tokens, texts
+
+
+TOKENS, TEXTS = _forms()
+IDENTITY = hashlib.sha256(FILE.read_bytes()).hexdigest()  # of the forms
 
 
 @lru_cache(maxsize=1 << 16)
@@ -73,8 +83,13 @@ def secret_path(path: str) -> bool:
 
 
 def secret_text(text: str) -> bool:
-    """True if the text holds a private key, or a token of a known form."""
-    return any(mark in text and pattern.search(text) for mark, pattern in _CONTENTS)
+    """True if the text holds a private key, a token of a known form, or a password in a URL."""
+    words = " ".join(word for word in text.split() if len(word) >= SHORTEST)
+    return _holds(text, TEXTS) or _holds(words, TOKENS)
+
+
+def _holds(text: str, forms: Forms) -> bool:
+    return any(mark in text and pattern.search(text) for mark, pattern in forms.items())
 
 
 def check_open(path: str, text: str) -> None:
@@ -86,6 +101,6 @@ def check_open(path: str, text: str) -> None:
         )
     if secret_text(text):
         raise ValueError(
-            f"{path} holds a private key or an access token, and these are never read into a "
+            f"{path} holds a private key, an access token or a password in a URL, and these are never read into a "
             "prompt. Move it to a file outside the repository."
         )

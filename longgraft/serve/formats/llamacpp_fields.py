@@ -44,6 +44,11 @@ class LlamaCppRequest(AnswerRequest):
             return None
         return limit / 1000
 
+    @property
+    def line_end(self) -> str:
+        """The line end that the answer's lines get; "": they are left as they are."""
+        return ""
+
 
 class LlamaCppCompletionRequest(LlamaCppRequest):
     """A request to /completion."""

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.prompt.layout import CompletionPrompt
-from longgraft.completion.snippets import Cursor, Snippet
+from longgraft.completion.snippets import Cursor, Snippet, unified
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.formats.errors import ApiError, client_errors
@@ -64,6 +64,13 @@ class InfillRequest(LlamaCppRequest):
         """Does not look at `samplers`."""
         check_span(self.repeat_last_n, sampling)
 
+    def stops(self) -> tuple[str, ...]:
+        return tuple(map(unified, super().stops()))
+
+    @property
+    def line_end(self) -> str:
+        return self.cursor.line_end
+
     @property
     def cursor(self) -> Cursor:
         return Cursor(NAME, self.input_prefix + (self.prompt or ""), self.input_suffix)
@@ -73,7 +80,8 @@ class InfillRequest(LlamaCppRequest):
         """The pieces of other text, the most useful first."""
         pieces = [piece for piece in self.input_extra or () if piece.text]
         snippets = [
-            Snippet(piece.filename or "tmp", piece.text, worth=float(place)) for place, piece in enumerate(pieces)
+            Snippet(piece.filename or "tmp", unified(piece.text), worth=float(place))
+            for place, piece in enumerate(pieces)
         ]
         return snippets[::-1]
 
@@ -96,7 +104,7 @@ async def answered(
     state: State, request: BodyRequest, body: LlamaCppRequest, laid: CompletionPrompt, encoded: Encoded
 ) -> Response:
     """Answers a request in llama.cpp's fields."""
-    stop = InfillStop(body.n_indent or 0, body.seconds, laid.held)
+    stop = InfillStop(body.n_indent or 0, body.seconds, laid.held, body.line_end)
     served = state.submitted(*encoded, complete=stop.detector(), trim=stop.trimmed)
     form = LlamaCppFormat(state, body, laid, served)
     if body.stream:
@@ -151,7 +159,7 @@ class Prompts:
         most = min(state.max_prompt_tokens, state.positions - 1 - answer)
         with client_errors("input_prefix"):
             shown, others = _within(body.pieces, CHARACTERS * most)
-            laid = state.layout.lay_out(body.cursor, shown, most, PROJECT, self._used)
+            laid = state.layout.lay_out(body.cursor.shown, shown, most, PROJECT, self._used)
             laid = replace(laid, unused=(*laid.unused, *others))
         self._used = laid.used
         return laid

@@ -5,7 +5,6 @@ Sizes come from tensors; the rotary base is the config's.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from longgraft.config.options import Count, Positive, checked
+from longgraft.files.whole_files import write_weights
 from longgraft.yarn_drafters.checkpoint import check_finite, check_tensors
 from longgraft.yarn_drafters.contradictions import FIX_CONFIG, attention_heads, refuse_other_sizes
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
@@ -159,17 +159,7 @@ def dflash_config(network: BlockNetwork, target: TargetShape) -> dict[str, Any]:
 
 def save_blocks(network: BlockNetwork, folder: str | Path, target: TargetShape) -> None:
     """Writes config.json and model.safetensors in the weights' own dtype."""
-    from safetensors.torch import save_file
-
-    folder = Path(folder)
-    config = dflash_config(network, target)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    save_file(
-        {name: tensor.contiguous() for name, tensor in network.state_dict().items()},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
+    write_weights(Path(folder), dflash_config(network, target), network.state_dict())
 
 
 def _refuse_others(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:

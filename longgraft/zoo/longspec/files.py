@@ -7,7 +7,6 @@ and value projections (ignored here), and there is no norm before the output lay
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from longgraft.config.options import Count, Positive, checked
+from longgraft.files.whole_files import write_weights
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.checkpoint import check_finite, check_tensors
 from longgraft.yarn_drafters.contradictions import refuse_other_sizes
@@ -52,11 +52,7 @@ def load_longspec(path: str | Path, target: Target) -> LongSpecNetwork:
 
 def save_longspec(network: LongSpecNetwork, folder: str | Path) -> None:
     """Writes config.json and model.safetensors in the weights' own dtype."""
-    from safetensors.torch import save_file
-
-    folder = Path(folder)
     c = network.config
-    folder.mkdir(parents=True, exist_ok=True)
     config = {
         "model_type": KIND,
         "hidden_size": c.hidden_size,
@@ -68,12 +64,7 @@ def save_longspec(network: LongSpecNetwork, folder: str | Path) -> None:
         "window": c.window,
         "hidden_act": "silu",
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    save_file(
-        {name: tensor.contiguous() for name, tensor in network.state_dict().items()},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
+    write_weights(Path(folder), config, network.state_dict())
 
 
 def _shape(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> LongSpecConfig:

@@ -5,7 +5,6 @@ Letters: K heads, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longgraft.config.options import Checked, Count
+from longgraft.files.whole_files import write_weights
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 
 FOLDER = "medusa"  # subfolder that trained heads are written to
@@ -113,28 +113,17 @@ def load_medusa(
 
 def save_medusa(heads: MedusaHeads, folder: str | Path, target: str) -> None:
     """Writes config.json and model.safetensors with FasterDecoding's names, in the weights' own dtype."""
-    from safetensors.torch import save_file
-
     config = heads.config
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(
-        json.dumps(
-            {
-                "medusa_num_heads": config.heads,
-                "medusa_num_layers": config.blocks,
-                "base_model_name_or_path": target,
-                "hidden_size": config.hidden_size,
-                "vocab_size": config.vocab_size,
-                TIED: config.tied,
-            },
-            indent=1,
-        )
-        + "\n",
-        encoding="utf-8",
-    )
-    tensors = {name.removeprefix("heads."): tensor.contiguous() for name, tensor in heads.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    described = {
+        "medusa_num_heads": config.heads,
+        "medusa_num_layers": config.blocks,
+        "base_model_name_or_path": target,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        TIED: config.tied,
+    }
+    tensors = {name.removeprefix("heads."): tensor for name, tensor in heads.state_dict().items()}
+    write_weights(Path(folder), described, tensors)
 
 
 def _shape(tensors: Mapping[str, Tensor], tied: object, hidden: int, vocab: int) -> MedusaConfig:

@@ -1,0 +1,83 @@
+"""Tests that `python -m pytest` runs: the quick ones, unless the command line says which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from toys.quick import QuickTests
+
+PROJECT = '[tool.pytest.ini_options]\ntestpaths = ["tests"]\nmarkers = ["slow", "one_in(n)"]\n'
+TESTS = """import pytest
+
+
+def test_quick(): pass
+
+
+@pytest.mark.slow
+def test_slow(): pass
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("case", range(5))
+def test_cases(case): pass
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("case", [pytest.param(0, marks=pytest.mark.slow), 1, 2])
+def test_other_cases(case): pass
+"""
+QUICK = ["test_quick", "test_cases[0]", "test_cases[3]", "test_other_cases[1]"]
+ALL = [
+    "test_quick",
+    "test_slow",
+    *(f"test_cases[{case}]" for case in range(5)),
+    *(f"test_other_cases[{case}]" for case in range(3)),
+]
+
+
+class Collected:
+    """Keeps the names of the tests that would run."""
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.names = [item.name for item in session.items]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ([], QUICK),
+        (["-m", "slow or not slow"], ALL),
+        (["-m", "not slow"], QUICK),
+        (["tests"], ALL),
+        (["tests/test_some.py"], ALL),
+        (["tests/test_some.py::test_slow"], ["test_slow"]),
+        (["-k", "test_slow"], ["test_slow"]),
+        (["tests/test_some.py::test_cases[1]"], ["test_cases[1]"]),
+    ],
+    ids=str,
+)
+def test_slow_tests_and_further_cases_run_only_if_the_command_line_says_which(arguments, names, tmp_path, monkeypatch):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    (tmp_path / "tests/test_some.py").write_text(TESTS)
+    monkeypatch.chdir(tmp_path)
+    collected = Collected()
+    options = [
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:unraisableexception",
+        "--import-mode=importlib",
+    ]
+    assert pytest.main([*options, *arguments], plugins=[QuickTests(), collected]) == 0
+    assert collected.names == names
+
+
+def test_ci_runs_the_slow_tests_too():
+    script = (Path(__file__).parents[2] / ".ci/run").read_text()
+    assert '\npython -m pytest -m "slow or not slow"\n' in script
