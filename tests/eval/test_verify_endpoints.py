@@ -110,7 +110,7 @@ def test_answer_that_ends_earlier_differs_at_its_end(verify):
 
 def test_answer_that_logprobs_change_has_no_margin(verify):
     def others(words, margin):
-        return columns(["?", *words[1:]], margin)
+        return columns(["no", *words[1:]], margin)
 
     _, report, _ = verify(ToyServer(WORDS, logprobs=others), ToyServer(OTHER, 0.25, columns))
     assert report["rows"][0]["first_difference"]["margins"] == [None, pytest.approx(0.25)]
