@@ -8,6 +8,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+# What developers set for themselves must not change what a test sees.
+for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "LONGGRAFT_API_KEY", "LONGGRAFT_CACHE"):
+    os.environ.pop(name, None)
+for name in ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+    os.environ.pop(name, None)
+    os.environ.pop(name.lower(), None)
+
 # The test workers take all cores.  Each worker, and each process it starts, uses one thread, so that none waits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import subprocess
+import sys
 
 import pytest
 from toys.quick import QuickTests
+from toys.sources import ROOT
 
 PROJECT = '[tool.pytest.ini_options]\ntestpaths = ["tests"]\nmarkers = ["slow", "one_in(n)"]\n'
 TESTS = """import pytest
@@ -78,6 +81,33 @@ def test_slow_tests_and_further_cases_run_only_if_the_command_line_says_which(ar
     assert collected.names == names
 
 
+@pytest.mark.slow
+def test_the_suite_passes_with_what_developers_set_for_themselves(tmp_path):
+    own = {
+        "HF_HUB_OFFLINE": "1",
+        "HTTP_PROXY": "http://127.0.0.1:9",
+        "HTTPS_PROXY": "http://127.0.0.1:9",
+        "LONGGRAFT_API_KEY": "key",
+        "LONGGRAFT_CACHE": str(tmp_path / "longgraft"),
+        "OMP_NUM_THREADS": "2",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    files = [
+        "tests/models/test_weights.py::test_a_hub_that_does_not_answer_is_asked_once_and_its_cache_read",
+        "tests/models/test_fetch.py",
+        "tests/serve/test_serve_docs.py",
+        "tests/kernels/test_kernels.py::test_a_compiler_that_fails_is_quoted_and_leaves_nothing",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *files],
+        cwd=ROOT,
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
 def test_ci_runs_the_slow_tests_too():
-    script = (Path(__file__).parents[2] / ".ci/run").read_text()
+    script = (ROOT / ".ci/run").read_text()
     assert '\npython -m pytest -m "slow or not slow"\n' in script
