@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -112,11 +113,6 @@ def check(
     rows = []
     for number, (a, b) in enumerate(zip(*found, strict=True), 1):
         rows.append({"prompt": number, **compared(a, b, tie)})
-    notes = []
-    for name, answers in zip(NAMES, found, strict=True):
-        # One sentence for each kind: the words of a refusal may hold the request's own number.
-        kinds = {text.partition(":")[0]: text for each in answers for text in each.refusals}
-        notes += [f"{name} {text}" for text in kinds.values()]
     verdicts = Counter(row["verdict"] for row in rows)
     return {
         "a": servers[0].url,
@@ -128,14 +124,21 @@ def check(
         "verdicts": dict(verdicts),
         "differ": verdicts[DIFFERS] + verdicts[VARIES],
         "rows": rows,
-        "notes": notes,
+        "notes": notes_of(found),
     }
+
+
+def notes_of(found: Sequence[Sequence[Answers]]) -> list[str]:
+    """Returns what the servers do not do: one sentence for each kind, because its words may hold a request's number."""
+    notes = []
+    for name, answers in zip(NAMES, found, strict=True):
+        kinds = {text.partition(":")[0]: text for each in answers for text in each.refusals}
+        notes += [f"{name} {text}" for text in kinds.values()]
+    return notes
 
 
 def input_line() -> str:
     """Waits for a line of standard input; "" if that has ended."""
-    import sys
-
     return sys.stdin.readline()
 
 
