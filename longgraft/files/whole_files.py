@@ -20,18 +20,22 @@ if TYPE_CHECKING:
 def written_whole(path: Path) -> Iterator[Path]:
     """Yields a path beside this one.  The block writes a file or folder there, which is then renamed to `path`.
 
-    The block does nothing but write: its errors become errors of writing, and leave what is at `path` as it was.
+    A link at `path` stays one, and what it leads to is replaced.  What is replaced keeps its permissions.  The block
+    does nothing but write: its errors become errors of writing, and leave what is at `path` as it was.
 
     Raises:
         ValueError: It cannot be written; the message names `path`.
     """
     from safetensors import SafetensorError
 
-    part = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    place = Path(os.path.realpath(path))
+    part = place.with_name(f"{place.name}.{os.getpid()}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         yield part
-        part.replace(path)
+        if place.exists():
+            shutil.copymode(place, part)
+        part.replace(place)
     except (OSError, SafetensorError) as error:
         raise _unwritable(path, error) from error
     except RuntimeError as error:  # torch.save raises one after an OSError of its file

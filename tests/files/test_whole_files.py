@@ -90,6 +90,25 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path):
     assert (tmp_path / "checkpoint.pt").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_writer_keeps_the_link_and_the_permissions_of_what_it_replaces(name, tmp_path):
+    """Private rows stay private, and a folder's files may lie on another disk."""
+    place = tmp_path / "elsewhere"
+    link = tmp_path / "named" / name
+    link.parent.mkdir()
+    if name == "folder":
+        place.mkdir()
+    else:
+        place.touch()
+    place.chmod(0o700)
+    link.symlink_to(place)
+    WRITERS[name](link)
+    assert link.is_symlink()
+    assert place.is_dir() or place.stat().st_size
+    assert place.stat().st_mode & 0o777 == 0o700
+    assert list(tmp_path.glob("*.partial")) == []
+
+
 def test_weights_and_their_description_are_replaced_together(tmp_path):
     write_weights(tmp_path, {"layers": 1}, WEIGHTS)
     with full_disk(100), pytest.raises(ValueError, match=r"model\.safetensors cannot be written"):
