@@ -16,7 +16,7 @@ from longgraft.eval.checks.endpoint_options import EndpointOptions
 
 TOP = 5  # log-probabilities for each token, the most that OpenAI's completions give
 SEEDED_TEMPERATURE = 1.0  # of the seeded answers, unless --temperature says another
-NAMES = ("A", "B")
+SERVERS = ("A", "B")
 SHOWN = 24  # characters of a token, or of a text from the difference on
 # What a row may say. The last two are differences that a setting of the servers made.
 EQUAL, OTHER_PROMPT, UNSTEADY, TIE = "equal", "other prompt", "unsteady", "near tie"
@@ -100,7 +100,7 @@ def check(
         ValueError: A server cannot be reached, or refuses greedy completions.
     """
     found: list[list[Answers]] = []
-    for name, server in zip(NAMES, servers, strict=True):
+    for name, server in zip(SERVERS, servers, strict=True):
         if found and server.address == servers[0].address:
             tell(f"restart {server.url} with the other setting, and press Enter when it is ready")
             if not input_line():
@@ -124,14 +124,14 @@ def check(
         "verdicts": dict(verdicts),
         "differ": verdicts[DIFFERS] + verdicts[VARIES],
         "rows": rows,
-        "notes": notes_of(found),
+        "notes": refusal_notes(found),
     }
 
 
-def notes_of(found: Sequence[Sequence[Answers]]) -> list[str]:
+def refusal_notes(found: Sequence[Sequence[Answers]]) -> list[str]:
     """Returns what the servers do not do: one sentence for each kind, because its words may hold a request's number."""
     notes = []
-    for name, answers in zip(NAMES, found, strict=True):
+    for name, answers in zip(SERVERS, found, strict=True):
         kinds = {text.partition(":")[0]: text for each in answers for text in each.refusals}
         notes += [f"{name} {text}" for text in kinds.values()]
     return notes

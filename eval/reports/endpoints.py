@@ -11,9 +11,9 @@ from longgraft.eval.checks.endpoint_options import EndpointOptions
 from longgraft.eval.checks.endpoints import (
     DIFFERS,
     EQUAL,
-    NAMES,
     OTHER_PROMPT,
     SEEDED_TEMPERATURE,
+    SERVERS,
     TIE,
     UNSTEADY,
     VARIES,
@@ -86,7 +86,7 @@ def lines(report: dict[str, Any]) -> list[str]:
     seeded = [row["seeded_equal"] for row in rows if row["seeded_equal"] is not None]
     if seeded:
         out.append(f"seeded: {sum(seeded)} of {len(seeded)} equal")
-    for place, name in enumerate(NAMES):
+    for place, name in enumerate(SERVERS):
         greedy = sum(row["own_differences"][place] is None for row in rows)
         twice = [row["seeded_steady"][place] for row in rows if row["seeded_steady"][place] is not None]
         out.append(f"{name} equals itself: {greedy} of {len(rows)} greedy, {sum(twice)} of {len(twice)} seeded")
@@ -100,7 +100,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     margins = ["-", "-"]
     found = row["first_difference"]
     if found is not None:
-        where = place(found)
+        where = parting(found)
         margins = [number(margin, ".4f") for margin in found["margins"]]
     greedy = {EQUAL: "yes", DIFFERS: "no"}.get(row["verdict"], row["verdict"])
     own = [itself(found) for found in row["own_differences"]]
@@ -115,7 +115,7 @@ def itself(found: dict[str, Any] | None) -> str:
     return ", ".join(["no", *known[:1]])
 
 
-def place(found: dict[str, Any]) -> str:
+def parting(found: dict[str, Any]) -> str:
     """Returns where two answers part, and how each goes on."""
     at = f"character {found['character']}"
     if found["token"] is not None:

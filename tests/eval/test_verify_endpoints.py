@@ -173,7 +173,8 @@ def test_response_that_is_no_completion_is_refused(body):
 
 
 def test_parts_of_characters_are_joined():
-    assert spelling("bytes:\\xc3") + spelling("bytes:\\xa9") == "é".encode() and spelling("bytes:") == b"bytes:"
+    assert spelling("bytes:\\xc3") + spelling("bytes:\\xa9") == "é".encode()
+    assert spelling("bytes:") == b"bytes:" and spelling("\\x41") == b"\\x41"
 
 
 def test_our_server_equals_itself_with_and_without_speculation(verify):
