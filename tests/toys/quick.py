@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SLOW = Path(__file__).parents[1] / "slow.txt"  # tests, or all cases of a test, that `--mark-slow` found
-MOST = 0.5  # seconds of a processor that a quick test may take, with what it prepares for itself
+MOST = 0.3  # seconds of a processor that a quick test may take, with what it prepares for itself
 
 
 class QuickTests:
