@@ -8,6 +8,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+# What developers set for themselves must not change what a test sees.
+for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "LONGGRAFT_API_KEY", "LONGGRAFT_CACHE"):
+    os.environ.pop(name, None)
+for name in ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+    os.environ.pop(name, None)
+    os.environ.pop(name.lower(), None)
+
 # The test workers take all cores.  Each worker, and each process it starts, uses one thread, so that none waits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -20,7 +27,7 @@ os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())
 from toys.commands import run, saved_pair
 from toys.levels import stop_without_kernels
 from toys.models import SHARED
-from toys.quick import QuickTests
+from toys.quick import QuickTests, SlowTests
 
 from longgraft.kernels.build import NotBuilt, library
 from longgraft.kernels.cpu import CpuKernels, cpu_kernels
@@ -62,11 +69,14 @@ def pytest_addoption(parser) -> None:
         metavar="DEVICE",
         help="Device for tests marked gpu. Default: cuda, or cpu without one, as a rehearsal.",
     )
+    parser.addoption("--mark-slow", action="store_true", help="Measure the quick tests, and write tests/slow.txt.")
 
 
 def pytest_configure(config) -> None:
     config.option.loadscopereorder = False  # pytest-xdist's order is by number of tests
     config.pluginmanager.register(QuickTests())
+    if config.getoption("--mark-slow"):
+        config.pluginmanager.register(SlowTests())
     gc.disable()  # until all tests are collected: imports leave no garbage
     gc.freeze()
 

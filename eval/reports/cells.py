@@ -49,6 +49,7 @@ class TableCell:
     end_to_end: Mean | None = None  # the same of prefill and decoding together, for answers of plain decoding's length
     prefill_seconds: float | None = None  # seconds of the prefill, the mean over prompts
     answer_seconds: float | None = None  # seconds of decoding, the mean over prompts
+    reading_rate: float | None = None  # prompt tokens per second of the prefill, the median over prompts
     tokens_per_step: float | None = None  # over all repeats, which differ if costs are measured while running
     kinds: Mapping[str, int] = field(default_factory=dict)  # number of steps by the kind of proposal, over all repeats
     # Forwards per step besides the verification, by network.
@@ -149,6 +150,10 @@ def _measured(cell: TableCell, prompts: Sequence[Sequence[Row]]) -> TableCell:
         rates.append(median(row.decode_tokens_per_second for row in repeats))
         seconds.append(median(row.decode_seconds for row in repeats))
     first, middle, third = np.quantile(rates, [0.25, 0.5, 0.75])
+    read_rates = []
+    for row in firsts:
+        if row.prefill_seconds > 0:
+            read_rates.append((row.prompt_tokens - row.reused_tokens) / row.prefill_seconds)
     forwards: dict[str, float] = {}
     for network, count in groups.summed(rows, lambda row: row.forwards).items():
         forwards[network] = count / groups.total_steps(rows)
@@ -160,6 +165,7 @@ def _measured(cell: TableCell, prompts: Sequence[Sequence[Row]]) -> TableCell:
         rate=(float(first), float(middle), float(third)),
         prefill_seconds=mean(row.prefill_seconds for row in firsts),
         answer_seconds=mean(seconds),
+        reading_rate=median(read_rates) if read_rates else None,
         tokens_per_step=mean(row.tokens_per_step for row in rows),
         kinds=groups.summed(rows, lambda row: row.kinds),
         forwards=forwards,

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from longgraft.config.version import VERSION
+
 if TYPE_CHECKING:
     from longgraft.engine.session import Session
 
@@ -27,6 +29,7 @@ def environment(session: Session) -> dict[str, Any]:
     on_gpu = device.type == "cuda"
     changed = git("status", "--porcelain", "--untracked-files=no")
     return {
+        "version": VERSION,
         "git": git("rev-parse", "HEAD"),
         "changed": changed not in ("", "unknown"),
         "about": session.about,

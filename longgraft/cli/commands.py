@@ -143,6 +143,8 @@ def _annotation(option: Option, default: Any, panel: str) -> Any:
     if not option.many and (option.many_values or not option.choices):
         kind = next(name for name in METAVARS if name in str(option.kind))
     wanted: Any = list[str] | None if option.many else str | None
+    if option.kind == tuple[str, str] | None:
+        wanted = option.kind
     metavar = option.metavar or METAVARS[kind]
     if option.unit and default is None:  # otherwise, the default says the unit
         metavar = option.unit.upper() if option.unit.islower() else option.unit

@@ -11,11 +11,12 @@ import typer
 from annotated_types import Ge, Le
 
 from longgraft.cli.commands import command
-from longgraft.cli.opening import open_session, say_loading
+from longgraft.cli.opening import open_session, say, say_loading
 from longgraft.config.answer_settings import AnswerTokens, SamplingSettings, Temperature
 from longgraft.config.method_roles import DEFAULT, DENSE, HEADLESS, PAPERS
 from longgraft.config.options import Checked, option
 from longgraft.config.settings import CacheDType, Device, DType, Pair, Settings, Tokens, Weights
+from longgraft.eval.checks.endpoint_options import EndpointOptions, refuse_unread
 from longgraft.files.new_paths import new_file
 
 if TYPE_CHECKING:
@@ -208,11 +209,13 @@ def verify(
     checking: Checking,
     settings: Settings,
     draw: SamplingSettings,
+    servers: EndpointOptions,
     as_json: Json = False,
 ) -> None:
     """Compare a method with plain decoding: the first token that differs and the margin of the logits there.
 
     With --level bits: whether the logits of random trees' nodes equal plain decoding's bit for bit.
+    With --endpoints: two servers with OpenAI's completions, such as one with speculation and one without.
 
     Exit status 1 if answers differ that must not. Methods that are lossy, or that keep only the target's
     distribution when sampling, are checked against what they promise.
@@ -220,6 +223,15 @@ def verify(
     from longgraft.eval.prompts.suites import read_prompts
 
     examples = read_prompts(prompts, checking.count)  # before the imports, which take seconds
+    if servers.endpoints is not None:
+        refuse_unread([pair, checking, settings, draw])
+        from longgraft.eval.reports import endpoints
+
+        report = endpoints.report_of(servers, examples, checking.max_new_tokens, draw, say)
+        print(json.dumps(report) if as_json else "\n".join(endpoints.lines(report)))
+        if report["differ"]:
+            raise SystemExit(1)
+        return
     if not as_json:
         say_loading(pair)
     from longgraft.acceptance.sampling_defaults import SamplingDefaults

@@ -125,6 +125,7 @@ def ablate(
 def _measure(config: SweepConfig, running: RunOptions) -> None:
     """Runs a sweep, writes its tables and draws its figures."""
     from longgraft.eval.reports.plots import draw
+    from longgraft.eval.reports.posted import posted
     from longgraft.eval.reports.report import write
     from longgraft.eval.runs.bench import Bench
     from longgraft.eval.runs.folder import Run
@@ -144,7 +145,7 @@ def _measure(config: SweepConfig, running: RunOptions) -> None:
     failed = sum(isinstance(row, Failure) for row in rows)
     if failed:
         print(f"longgraft: {failed} of {len(rows)} rows are failures; the summary says why", file=sys.stderr)
-    print(out / "summary.md")
+    print(f"{posted(Run.read(out))}\n\n{out / 'summary.md'}")
     if failed == len(rows):
         raise SystemExit(1)
     # Figures need an extra; there are none if all answers ended at once.

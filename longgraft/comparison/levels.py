@@ -43,7 +43,7 @@ class Check:
         return not may_differ(promise, mode != "greedy" and self.margin is None)
 
 
-def first_divergence(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+def first_divergence(ours: Sequence[object], theirs: Sequence[object]) -> int | None:
     """Returns the index of the first difference, also of a missing token; None if there is none."""
     for index, (token, expected) in enumerate(zip(ours, theirs, strict=False)):
         if token != expected:

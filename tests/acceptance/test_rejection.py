@@ -23,7 +23,7 @@ from longgraft.trees.tree import ProposalTree
 from longgraft.zoo.small_model import SMALL
 from longgraft.zoo.sps import SpsChoices, chain
 
-MANY, SIGNIFICANT = 60_000, 1e-4
+MANY, SIGNIFICANT = 15_000, 1e-4
 LAWS = [Sampled(seed=3), Sampled(0.7, top_k=4, seed=4), Sampled(1.4, top_p=0.8, min_p=0.05, seed=5)]
 
 

@@ -24,6 +24,7 @@ from longgraft.eval.reports.overview import drifts
 from longgraft.eval.reports.panels import METHODS as STYLED
 from longgraft.eval.reports.panels import STYLES, places, style_of
 from longgraft.eval.reports.plots import checked_suffix, draw
+from longgraft.eval.reports.posted import posted
 from longgraft.eval.reports.report import summary, write
 from longgraft.eval.reports.run_costs import costs_of, costs_of_run
 from longgraft.eval.reports.steps import STEP_COLUMNS, acceptance_by_position, shares_of_time
@@ -184,6 +185,22 @@ def test_summary_headline_leaves_out_answers_that_loop_a_second_time():
     only = summary(run(rows[4:])).splitlines()[4]
     assert "1 of 1 prompt have an answer" in only and "without them: nothing was measured. With" in only
     assert lines(rows, rows)[-1].endswith("; 3 prompts (1 looping)")
+
+
+def test_posted_table_has_model_machine_version_and_both_speeds():
+    rates = (10, 20, 30, 40, 50)
+    rows = [row(rate=10, prompt=str(rate)) for rate in rates]
+    rows += [row("graft", rate, (2, 4), prompt=str(rate), reused_tokens=96) for rate in rates]
+    lines = posted(run(rows, version="0.2")).splitlines()
+    assert lines[0] == "toy, float32, on CPU with 1 threads; longgraft 0.2, git abc"
+    assert (
+        lines[2] == "| depth | mode | method | prompts | reading, tokens/s | decoding, tokens/s | over plain (95 %) |"
+    )
+    assert lines[4:] == [
+        "| 4K | replay | ar | 5 | 2048 | 10.0 | - |",
+        "| 4K | replay | graft | 5 | 2000 | 30.0 | 2.61 (2-4) |",
+    ]
+    assert "of an unknown version" in posted(run(rows)) and "| 8K |" not in posted(run(ROWS[-1:]))
 
 
 def test_failures_of_one_error_are_one_line():

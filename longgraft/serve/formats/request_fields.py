@@ -119,7 +119,11 @@ class AnswerRequest(LogitFields):
 
     def check_supported(self) -> None:
         """Raises Unsupported if a known field asks for something that is not supported."""
-        check_fields(self.model_extra or {}, self.neutral)
+        given = dict(self.model_extra or {})
+        nothing_ends = self.ignore_eos and not self.stop and not self.stop_token_ids
+        if nothing_ends and given.get("min_tokens") in range((self.new_tokens or 0) + 1):
+            del given["min_tokens"]  # the answer goes on to its limit anyway
+        check_fields(given, self.neutral)
 
     def check_sampling(self, sampling: Sampling) -> None:
         """Raises Unsupported if fields of llama.cpp ask for another sampling."""
