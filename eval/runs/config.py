@@ -68,17 +68,12 @@ Prompts = Annotated[int, Ge(1), Le(10**6)]
 
 @dataclass(frozen=True)
 class SweepConfig(Checked):
-    """Everything that a sweep's numbers depend on.
-
-    lengths: Lengths = (4096, 8192, 16384, 32768)
-    """
+    """Everything that a sweep's numbers depend on."""
 
     suites: Suites = SUITES
     data: Data = None
     recorded: Recorded = ()
-    lengths: tuple[Tokens, ...] = option(
-        (4096, 8192, 16384, 32768), "Prompt lengths in tokens, e.g. 4k,8k,16k,32k", flag="--buckets", unit="tokens"
-    )
+    lengths: Lengths = (4096, 8192, 16384, 32768)
     methods: tuple[str, ...] = option(
         COMPARED,
         "See `longgraft methods`; method@head takes a --head; method+budget=30, +depth=, +width=, +levels=, +top_k=, "

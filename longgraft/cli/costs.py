@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, MinLen
 
 from longgraft.cli.commands import command
 from longgraft.config.method_roles import DEFAULT, HEADLESS
@@ -27,8 +27,8 @@ PANEL = "Measure"
 class Timing(Checked):
     """Options of a timing."""
 
-    prefixes: tuple[Tokens, ...] = option(
-        (512, 4096, 16384), "Prompt tokens before the passes that are timed", unit="tokens"
+    prefixes: Annotated[tuple[Tokens, ...], MinLen(1)] = option(
+        (512, 4096, 16384), "Prompt tokens before the passes that are timed", unit="tokens", note="at least one"
     )
     seconds: Annotated[float, Ge(0), Le(3600)] = option(5.0, "Time for all settings together", unit="seconds")
     device: Device = None

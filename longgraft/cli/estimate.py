@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from annotated_types import Ge, Le
+from annotated_types import Ge, Le, MinLen
 
 from longgraft.cli.commands import command
 from longgraft.cli.opening import say
@@ -40,8 +40,10 @@ class EstimateOptions(Checked):
         none="the embedded model's, about three characters a token",
         metavar="MODEL",
     )
-    costs: tuple[str, ...] = option(
-        ("zen5", "h100"), "Costs: zen5, zen4, zen3, xeon, h100, or files of the command costs"
+    costs: Annotated[tuple[str, ...], MinLen(1)] = option(
+        ("zen5", "h100"),
+        "Costs: zen5, zen4, zen3, xeon, h100, or files of the command costs",
+        note="at least one",
     )
     methods: tuple[str, ...] = option(ESTIMATED, "Methods; the sentences are about the first")
     answers: Annotated[int, Ge(1), Le(10**6)] = option(200, "Answers that are replayed; of more, a sample")

@@ -64,6 +64,8 @@ def test_the_bare_command_prints_help(cli):
     ],
 )
 def test_a_shell_completes_commands_and_options(cli, monkeypatch, typed, offered):
+    # As if the command itself ran: its name would be that of the test runner.
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
     monkeypatch.setenv("_LONGGRAFT_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", f"longgraft {typed}")
     monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
@@ -72,7 +74,6 @@ def test_a_shell_completes_commands_and_options(cli, monkeypatch, typed, offered
 
 def test_completion_installs_itself_for_a_shell(cli, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    # As if the command itself ran: its name would be that of the test runner.
     monkeypatch.setattr(sys.modules["__main__"], "__package__", None)
     monkeypatch.setattr("sys.argv", ["longgraft"])
     code, out, _ = cli("--install-completion", "bash")
@@ -168,6 +169,8 @@ def test_ctrl_c_while_modules_are_loaded_prints_no_traceback(module):
         (["generate"], "No prompt was given. Give one of --prompt TEXT"),
         (["generate", "--prompt", ""], "prompt is empty"),
         (["generate", "hello"], "with --prompt"),
+        (["costs", "--prefixes", ""], "--prefixes is []; it must be a list, each a whole number"),
+        (["estimate", "log", "--costs", ""], "--costs is []; it must be a list, each text; at least one"),
         (["generate", "--prompt", "x", "--messages", "y"], "longgraft: --prompt and --messages were given. Give one"),
         (["generate", "--prompt", "x", "--budgt", "3"], "No such option: --budgt (Possible options: --budget"),
         (
