@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 # What developers set for themselves must not change what a test sees.
-for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "LONGGRAFT_API_KEY", "LONGGRAFT_CACHE"):
+for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "LONGGRAFT_API_KEY"):
     os.environ.pop(name, None)
 for name in ("ALL_PROXY", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
     os.environ.pop(name, None)

@@ -11,8 +11,8 @@ from itertools import product
 from typing import Any
 
 from longgraft.comparison.levels import first_divergence
+from longgraft.config.endpoint_options import EndpointOptions
 from longgraft.eval.checks.completion_server import CompletionServer, RefusedError, Reply, TopTokens
-from longgraft.eval.checks.endpoint_options import EndpointOptions
 
 TOP = 5  # log-probabilities for each token, the most that OpenAI's completions give
 SEEDED_TEMPERATURE = 1.0  # of the seeded answers, unless --temperature says another

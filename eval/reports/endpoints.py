@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from longgraft.config.answer_settings import SamplingSettings
-from longgraft.eval.checks.endpoint_options import EndpointOptions
+from longgraft.config.endpoint_options import EndpointOptions
 from longgraft.eval.checks.endpoints import (
     DIFFERS,
     EQUAL,

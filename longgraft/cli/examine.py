@@ -13,10 +13,10 @@ from annotated_types import Ge, Le
 from longgraft.cli.commands import command
 from longgraft.cli.opening import open_session, say, say_loading
 from longgraft.config.answer_settings import AnswerTokens, SamplingSettings, Temperature
+from longgraft.config.endpoint_options import EndpointOptions, refuse_unread
 from longgraft.config.method_roles import DEFAULT, DENSE, HEADLESS, PAPERS
 from longgraft.config.options import Checked, option
 from longgraft.config.settings import CacheDType, Device, DType, Pair, Settings, Tokens, Weights
-from longgraft.eval.checks.endpoint_options import EndpointOptions, refuse_unread
 from longgraft.files.new_paths import new_file
 
 if TYPE_CHECKING:

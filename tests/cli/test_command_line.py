@@ -17,7 +17,7 @@ from longgraft.cli.root import app
 from longgraft.config.options import Checked, options
 from longgraft.methods.find import known
 
-GROUPS = ("config.", "cli.", "completion.options", "serve.options", "eval.runs.config", "eval.checks.endpoint_options")
+GROUPS = ("config.", "cli.", "completion.options", "serve.options", "eval.runs.config")
 FROZEN = Path(__file__).parent / "command_line.txt"
 
 

@@ -98,7 +98,7 @@ def test_slow_cases_are_named_and_a_test_of_which_all_are_slow_once():
 
 
 def test_slow_tests_are_measured_and_written(tmp_path, monkeypatch):
-    (tmp_path / "test_some.py").write_text("def test_long():\n    sum(range(3 * 10**7))\n\n\ndef test_short(): pass\n")
+    (tmp_path / "test_some.py").write_text("def test_long():\n    sum(range(10**8))\n\n\ndef test_short(): pass\n")
     monkeypatch.chdir(tmp_path)
     options = [
         "-q",
