@@ -24,6 +24,7 @@ from longgraft.eval.checks.endpoints import (
 from longgraft.eval.prompts.example import Example
 from longgraft.eval.reports.tables import markdown, number
 from longgraft.files.new_paths import new_file
+from longgraft.files.whole_files import write_whole
 
 HEAD = [
     "prompt",
@@ -64,7 +65,7 @@ def report_of(
     prompts = [example.prompt() for example in examples]
     report = check(servers_of(options), prompts, asked, options.tie, tell)
     if out is not None:
-        out.write_text("".join(json.dumps(row) + "\n" for row in report["rows"]), encoding="utf-8")
+        write_whole(out, "".join(json.dumps(row) + "\n" for row in report["rows"]))
     return report
 
 

@@ -16,7 +16,7 @@ from longgraft.config.answer_settings import AnswerTokens, SamplingSettings, Tem
 from longgraft.config.endpoint_options import EndpointOptions, refuse_unread
 from longgraft.config.method_roles import DEFAULT, DENSE, HEADLESS, PAPERS
 from longgraft.config.options import Checked, option
-from longgraft.config.settings import CacheDType, Device, DType, Pair, Settings, Tokens, Weights
+from longgraft.config.settings import CacheDType, Device, DType, Machine, Pair, Settings, Tokens, Weights
 from longgraft.files.new_paths import new_file
 
 if TYPE_CHECKING:
@@ -210,6 +210,7 @@ def verify(
     settings: Settings,
     draw: SamplingSettings,
     servers: EndpointOptions,
+    machine: Machine,
     as_json: Json = False,
 ) -> None:
     """Compare a method with plain decoding: the first token that differs and the margin of the logits there.
@@ -224,7 +225,7 @@ def verify(
 
     examples = read_prompts(prompts, checking.count)  # before the imports, which take seconds
     if servers.endpoints is not None:
-        refuse_unread([pair, checking, settings, draw])
+        refuse_unread([pair, checking, settings, draw, machine])
         from longgraft.eval.reports import endpoints
 
         report = endpoints.report_of(servers, examples, checking.max_new_tokens, draw, say)

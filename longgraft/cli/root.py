@@ -25,6 +25,7 @@ from longgraft.cli.serve import serving
 from longgraft.cli.train import heads, train
 from longgraft.files.file_errors import reason
 
+# Commands of `cli.measure`, which cannot be asked for them in a copy without longgraft.eval.
 MEASURING = ("sweep", "ablate", "bench", "diagnose", "plot", "compare", "recordings", "suites")
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True}
 
@@ -84,7 +85,7 @@ def run() -> int | None:
     words = sys.argv[1:]
     try:
         status = _with_options_of(words)(args=words or ["--help"], standalone_mode=False)
-        print(end="", flush=True)  # here an output that cannot be written has a message
+        print(end="", flush=True)  # an output that cannot be written raises its error here, and not after this function
         return status
     except typer.BadParameter as error:
         _fail(error.format_message())

@@ -206,7 +206,7 @@ def _options(group: Any) -> Mapping[str, Option]:
     for each in fields(group):
         hint = hints[each.name]
         known = each.metadata.get(KEY) or _description(hint)
-        default = each.default
+        default = None if each.default is MISSING else each.default
         if each.default_factory is not MISSING:
             default = each.default_factory()
         described[each.name] = replace(known, name=each.name, hint=hint, default=default)

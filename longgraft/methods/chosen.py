@@ -1,4 +1,4 @@
-"""The chosen method; settings in a method's name, `method+setting=value`, are its choices and `OF_A_VARIANT`."""
+"""The chosen method; settings in a method's name, `method+setting=value`, are its choices and VARIANT_SETTINGS."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from longgraft.methods.find import Method, find
 from longgraft.methods.find import known as every
 from longgraft.methods.needs import check_given
 
-# These may stand behind a method's name, too.  thresholds and warm name calibrations of a sweep, and "none"
-# is the empty one.
-OF_A_VARIANT = {
+# Settings that may follow a method's name besides its own choices.  thresholds and warm are names of a sweep's
+# calibrations; "none" is the empty one.
+VARIANT_SETTINGS = {
     "budget": options(Settings)["budget"],
     "thresholds": Option("Thresholds of this calibration", name="thresholds", hint=str),
     "warm": Option("The matrix begins with this calibration's rows", name="warm", hint=str),
@@ -22,7 +22,7 @@ OF_A_VARIANT = {
 
 
 def own_settings(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns (the method's name with its own choices, values of `OF_A_VARIANT` by name).
+    """Returns (the method's name with its own choices, values of VARIANT_SETTINGS by name).
 
     Raises:
         ValueError: a setting is unknown, out of range, or not read by this method.
@@ -35,9 +35,9 @@ def own_settings(name: str) -> tuple[str, dict[str, Any]]:
         method.choosing(choices)
         for key, text in others.items():
             _check_known(key, text, method)
-        values = {key: OF_A_VARIANT[key].parse(text) for key, text in others.items()}
+        values = {key: VARIANT_SETTINGS[key].parse(text) for key, text in others.items()}
         for key, value in values.items():
-            OF_A_VARIANT[key].check(value)
+            VARIANT_SETTINGS[key].check(value)
     except ValueError as error:
         raise ValueError(f"{name!r}: {error}") from error
     return joined(bare, choices), values
@@ -46,9 +46,9 @@ def own_settings(name: str) -> tuple[str, dict[str, Any]]:
 def _check_known(key: str, text: str, method: Method) -> None:
     """Raises ValueError if a setting is unknown, has no value, or is not read by the method."""
     bounds = {**options(Drafting), **options(Retrieving)}
-    if not text or (key not in OF_A_VARIANT and key not in bounds):
+    if not text or (key not in VARIANT_SETTINGS and key not in bounds):
         settings = ", ".join(
-            [f"{key}={'NAME' if one.kind is str else 'NUMBER'}" for key, one in OF_A_VARIANT.items()]
+            [f"{key}={'NAME' if one.kind is str else 'NUMBER'}" for key, one in VARIANT_SETTINGS.items()]
             + [f"{one.name}=..." for one in method.own]
         )
         raise ValueError(f"{f'{key}={text}'!r} is no setting. Known: {settings}.")

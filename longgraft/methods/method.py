@@ -41,7 +41,7 @@ class Method:
         promise: exact: in float32 the ids of plain decoding, greedy and sampled; distribution: the
             distribution of plain decoding; lossy: neither, so that it is kept out of lossless tables.
         budget: Nodes per verification, root included, if none is given.
-        takes: Names of `OF_A_VARIANT` (`methods.chosen`) that can be set for this method alone.
+        takes: Names of VARIANT_SETTINGS (`methods.chosen`) that can be set for this method alone.
         fallback: Method that replaces it if a need is not known for a target; "": none.
         adaptive: Builds, from parts with costs, a proposer that chooses its own budgets up to `budget`; used
             if no budget is given.

@@ -148,6 +148,7 @@ def test_one_url_twice_waits_for_a_restart(verify, monkeypatch):
             "--level, --method, --top-p",
         ),
         (("http://x", "http://y"), ("--tie", "-1"), "--tie is -1.0"),
+        (("http://x", "http://y"), ("--threads", 1), "--endpoints goes without --threads"),
     ],
 )
 def test_wrong_endpoints_get_one_sentence(verify, urls, words, said):

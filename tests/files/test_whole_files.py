@@ -1,4 +1,4 @@
-"""On a full disk, files are written whole or not at all, and the error names the file."""
+"""Files are written whole or not at all on a full disk, and the error names the file."""
 
 from __future__ import annotations
 

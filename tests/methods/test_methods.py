@@ -20,7 +20,7 @@ from longgraft.config.method_roles import COMPARED, DEFAULT, DENSE, GROUPS, HEAD
 from longgraft.config.method_syntax import joined, split
 from longgraft.config.settings import Bounds, Retrieving, Settings
 from longgraft.methods.assembly import load_needs
-from longgraft.methods.chosen import OF_A_VARIANT, chosen_method
+from longgraft.methods.chosen import VARIANT_SETTINGS, chosen_method
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.methods.find import CORE, Method, as_method, build, find, installed, known, zoo
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
@@ -308,7 +308,7 @@ def test_a_method_lists_its_choices_and_refuses_all_others(method):
     assert method.budget > 0 and method.clause and method.paper
     # A method is printed as its name, also where it is another method with changed choices.
     assert str(method) == method.name and find(str(method)).choices == method.choices
-    assert method.takes <= set(OF_A_VARIANT) and method.takes.isdisjoint(one.name for one in method.own)
+    assert method.takes <= set(VARIANT_SETTINGS) and method.takes.isdisjoint(one.name for one in method.own)
     for one in method.own:
         assert one.help and (one.choices or one.kind in (bool, str) or one.bounds), f"{one.name}: no help, or no bounds"
         one.check(one.default)

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from toys.sources import ROOT
 
+from longgraft.cli.measure import measuring
+from longgraft.cli.root import MEASURING
+
 LABORATORY_ROOMS = ("benchmarks", "eval", "training", "whole", "zoo")
 CORE = (  # of each core room that has tests without the zoo's methods, those that are quick
     "acceptance/test_json_schemas.py",
@@ -71,6 +74,10 @@ def test_the_core_alone_generates_and_has_a_server(core):
     )
     done = run(core, "-c", script)
     assert done.stdout.splitlines() == [str(core / "longgraft/__init__.py"), ' "__main__"'], done.stderr
+
+
+def test_every_command_that_measures_is_known_without_them():
+    assert {command.name for command in measuring.registered_commands} == set(MEASURING)
 
 
 @pytest.mark.parametrize(
